@@ -1,0 +1,1 @@
+"""What every other room stands on: errors, processes, files, paths, the terminal. Knows nothing of Kubernetes or Slurm."""

@@ -1,0 +1,1 @@
+"""Images: references, pulls by crane, the store on the shared file system."""

@@ -1,0 +1,1 @@
+"""Unmodified upstream programs: which versions, where found, how fetched or built."""
