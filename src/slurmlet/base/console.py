@@ -22,7 +22,9 @@ def emit_json(value: Any) -> None:
     print(json.dumps(value, indent=2, default=str))
 
 
-def emit_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, styles: Sequence[str] | None = None) -> None:
+def emit_table(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], *, styles: Sequence[str] | None = None
+) -> None:
     """A table: drawn with colours on a terminal, plain aligned columns in a pipe (as kubectl does)."""
     if sys.stdout.isatty():
         from rich.console import Console

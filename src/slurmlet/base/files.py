@@ -40,10 +40,10 @@ def write_private(path: Path, data: str | bytes, *, mode: int = 0o600) -> None:
         with os.fdopen(handle, "wb") as file:
             os.fchmod(file.fileno(), mode)
             file.write(raw)
-        os.replace(name, path)
+        Path(name).replace(path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
+            Path(name).unlink()
         raise
 
 

@@ -1,17 +1,17 @@
 """Where everything lies on disk. No other module spells out a path of ours.
 
-    ~/.slurmlet/                      0700; SLURMLET_HOME overrides. On the shared file system.
-      _store/                         the image store, shared by all clusters of the user (images/)
-      <cluster>/
-        cluster.json                  what `slurmlet up` decided: id, ports, partitions, addresses
-        kubeconfig                    for people
-        hub.json                      where the hub listens now; runners read it each time they dial
-        runner.pyz                    the runner, as one file
-        pki/                          keys and certificates
-        etcd/  logs/  run/            data, component logs, pids and locks
-        pods/<uid>/                   one directory per pod: see PodFiles
+~/.slurmlet/                      0700; SLURMLET_HOME overrides. On the shared file system.
+  _store/                         the image store, shared by all clusters of the user (images/)
+  <cluster>/
+    cluster.json                  what `slurmlet up` decided: id, ports, partitions, addresses
+    kubeconfig                    for people
+    hub.json                      where the hub listens now; runners read it each time they dial
+    runner.pyz                    the runner, as one file
+    pki/                          keys and certificates
+    etcd/  logs/  run/            data, component logs, pids and locks
+    pods/<uid>/                   one directory per pod: see PodFiles
 
-    ~/.cache/slurmlet/                XDG_CACHE_HOME or SLURMLET_CACHE overrides; may be deleted at any time
+~/.cache/slurmlet/                XDG_CACHE_HOME or SLURMLET_CACHE overrides; may be deleted at any time
 """
 
 from __future__ import annotations

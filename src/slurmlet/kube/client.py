@@ -1,0 +1,121 @@
+"""Requests to the API server: plain dictionaries over one aiohttp session.
+
+Objects stay the dictionaries that JSON gives: a kubelet must hand on every field of a pod, also those a typed model
+would drop (docs/decisions/0009). Writes are patches or creates, never read-modify-replace.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from slurmlet.base.errors import SlurmletError
+
+Obj = dict[str, Any]
+MERGE = "application/merge-patch+json"
+STRATEGIC = "application/strategic-merge-patch+json"
+REQUEST_TIMEOUT_S = 30.0
+# The server ends a watch by itself after this; we allow some more before calling the connection dead.
+WATCH_S = 300
+
+
+class ApiError(SlurmletError):
+    """The API server said no, or could not be reached (status 0)."""
+
+    reason = "ApiError"
+
+    def __init__(self, status: int, message: str, api_reason: str = "") -> None:
+        super().__init__(message, transient=status in (0, 429, 500, 502, 503, 504))
+        self.status = status
+        self.api_reason = api_reason
+
+
+class ApiClient:
+    """One user of the API server, known by its client certificate."""
+
+    def __init__(self, server: str, ca: Path, certificate: Path, key: Path) -> None:
+        self._server = server
+        self._ssl = ssl.create_default_context(cafile=str(ca))
+        self._ssl.load_cert_chain(str(certificate), str(key))
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> ApiClient:
+        self._session = aiohttp.ClientSession(
+            base_url=self._server,
+            connector=aiohttp.TCPConnector(ssl=self._ssl, limit=64),
+            timeout=aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S),
+            headers={"Accept": "application/json", "User-Agent": "slurmlet-hub"},
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._session is not None
+        await self._session.close()
+
+    async def get(self, path: str, **query: str) -> Obj:
+        return await self._request("GET", path, query=query)
+
+    async def create(self, path: str, obj: Mapping[str, Any]) -> Obj:
+        return await self._request("POST", path, body=obj)
+
+    async def patch(self, path: str, change: Mapping[str, Any], kind: str = MERGE) -> Obj:
+        return await self._request("PATCH", path, body=change, content_type=kind)
+
+    async def delete(self, path: str, options: Mapping[str, Any]) -> Obj:
+        return await self._request("DELETE", path, body=options)
+
+    async def watch(self, path: str, **query: str) -> AsyncIterator[Obj]:
+        """Watch events as they come; ends when the server ends the watch."""
+        assert self._session is not None
+        query = {**query, "watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": str(WATCH_S)}
+        timeout = aiohttp.ClientTimeout(total=WATCH_S + 60, sock_connect=10)
+        try:
+            async with self._session.get(path, params=query, timeout=timeout) as response:
+                if response.status != 200:
+                    raise await _error(response)
+                # Lines can be far longer than a StreamReader's limit, so they are cut here.
+                rest = b""
+                async for chunk in response.content.iter_any():
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    for line in lines:
+                        if line:
+                            yield json.loads(line)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise ApiError(0, f"watch of {path} broke: {error}") from error
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+        content_type: str = "application/json",
+    ) -> Obj:
+        assert self._session is not None
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": content_type} if data is not None else {}
+        try:
+            async with self._session.request(
+                method, path, params=query or None, data=data, headers=headers
+            ) as response:
+                if response.status >= 400:
+                    raise await _error(response)
+                result: Obj = json.loads(await response.read())
+                return result
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise ApiError(0, f"{method} {path}: {error or type(error).__name__}") from error
+
+
+async def _error(response: aiohttp.ClientResponse) -> ApiError:
+    text = await response.text(errors="replace")
+    try:
+        status = json.loads(text)
+        return ApiError(response.status, status.get("message", text), status.get("reason", ""))
+    except (json.JSONDecodeError, AttributeError):
+        return ApiError(response.status, text[:500] or response.reason or "")

@@ -1,0 +1,97 @@
+"""Events people read in `kubectl describe`. Repeats are counted on one object; a burst never blocks the hub."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+from slurmlet.base.clock import rfc3339
+from slurmlet.kube.client import ApiClient, ApiError
+
+log = logging.getLogger(__name__)
+_QUEUE_LIMIT = 5000
+_REMEMBERED = 5000
+_SAME_WITHIN_S = 600.0
+
+Obj = dict[str, Any]
+
+
+class EventRecorder:
+    def __init__(self, client: ApiClient, host: str) -> None:
+        self._client = client
+        self._host = host
+        self._queue: asyncio.Queue[tuple[Obj, tuple[str, ...]]] = asyncio.Queue(_QUEUE_LIMIT)
+        # key → (name, count, when): an LRU, so that memory stays bounded
+        self._seen: OrderedDict[tuple[str, ...], tuple[str, int, float]] = OrderedDict()
+
+    def pod_event(
+        self, pod: Mapping[str, Any], kind: str, reason: str, message: str, container: str = ""
+    ) -> None:
+        metadata = pod["metadata"]
+        involved = {
+            "kind": "Pod",
+            "apiVersion": "v1",
+            "namespace": metadata["namespace"],
+            "name": metadata["name"],
+            "uid": metadata["uid"],
+        }
+        if container:
+            involved["fieldPath"] = f"spec.containers{{{container}}}"
+        self._put(involved, metadata["namespace"], kind, reason, message)
+
+    def node_event(self, name: str, kind: str, reason: str, message: str) -> None:
+        involved = {"kind": "Node", "apiVersion": "v1", "name": name, "uid": name}
+        self._put(involved, "default", kind, reason, message)
+
+    def _put(self, involved: Obj, namespace: str, kind: str, reason: str, message: str) -> None:
+        now = rfc3339()
+        event = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": f"{involved['name'][:200]}.{uuid.uuid4().hex[:16]}", "namespace": namespace},
+            "involvedObject": involved,
+            "type": kind,
+            "reason": reason,
+            "message": message[:1024],
+            "source": {"component": "slurmlet", "host": self._host},
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        }
+        try:
+            self._queue.put_nowait(
+                (event, (involved["uid"], kind, reason, message, involved.get("fieldPath", "")))
+            )
+        except asyncio.QueueFull:
+            log.warning("event dropped, too many at once: %s %s", reason, message)
+
+    async def run(self) -> None:
+        while True:
+            event, key = await self._queue.get()
+            try:
+                await self._write(event, key)
+            except ApiError as error:
+                log.warning("event %s not written: %s", event["reason"], error.message)
+
+    async def _write(self, event: Obj, key: tuple[str, ...]) -> None:
+        path = f"/api/v1/namespaces/{event['metadata']['namespace']}/events"
+        name, count, when = self._seen.pop(key, ("", 0, 0.0))
+        now_s = time.monotonic()
+        if name and now_s - when < _SAME_WITHIN_S:
+            self._seen[key] = (name, count + 1, now_s)
+            try:
+                change = {"count": count + 1, "lastTimestamp": event["lastTimestamp"]}
+                await self._client.patch(f"{path}/{name}", change)
+                return
+            except ApiError as error:
+                if error.status != 404:
+                    raise
+        created = await self._client.create(path, event)
+        self._seen[key] = (created["metadata"]["name"], 1, now_s)
+        if len(self._seen) > _REMEMBERED:
+            self._seen.popitem(last=False)

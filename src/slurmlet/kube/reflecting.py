@@ -1,0 +1,94 @@
+"""One reflector: list, then watch with bookmarks, relist on 410 or doubt. Tells what is now, not what happened."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from typing import Any
+
+from slurmlet.kube.client import ApiClient, ApiError
+
+log = logging.getLogger(__name__)
+PAGE_SIZE = 500
+_BACKOFF_S = (0.05, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+Obj = dict[str, Any]
+
+
+class Reflector:
+    """Keeps a copy of a collection and calls back with each object's newest version, or its last when it is gone.
+
+    `on_change(object, gone)` must not block. A relist reports objects that vanished while nobody looked.
+    """
+
+    def __init__(
+        self,
+        client: ApiClient,
+        path: str,
+        on_change: Callable[[Obj, bool], None],
+        *,
+        on_synced: Callable[[], None] | None = None,
+        **query: str,
+    ) -> None:
+        self._client = client
+        self._path = path
+        self._query = query
+        self._on_change = on_change
+        self._on_synced = on_synced
+        self._known: dict[str, Obj] = {}
+
+    async def run(self) -> None:
+        failures = 0
+        while True:
+            try:
+                version = await self._list()
+                failures = 0
+                await self._watch(version)
+            except ApiError as error:
+                delay_s = _BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)]
+                failures += 1
+                if error.status != 410:
+                    log.warning("watch of %s: %s; again in %.1f s", self._path, error.message, delay_s)
+                await asyncio.sleep(delay_s * random.uniform(0.8, 1.2))  # noqa: S311
+
+    async def _list(self) -> str:
+        seen: dict[str, Obj] = {}
+        query = {**self._query, "limit": str(PAGE_SIZE)}
+        while True:
+            page = await self._client.get(self._path, **query)
+            seen.update({item["metadata"]["uid"]: item for item in page.get("items") or ()})
+            if not page["metadata"].get("continue"):
+                break
+            query["continue"] = page["metadata"]["continue"]
+        for uid in set(self._known) - set(seen):
+            self._on_change(self._known.pop(uid), True)
+        for uid, item in seen.items():
+            if (
+                self._known.get(uid, {}).get("metadata", {}).get("resourceVersion")
+                != item["metadata"]["resourceVersion"]
+            ):
+                self._known[uid] = item
+                self._on_change(item, False)
+        if self._on_synced is not None:
+            self._on_synced()
+        return str(page["metadata"]["resourceVersion"])
+
+    async def _watch(self, version: str) -> None:
+        while True:
+            async for event in self._client.watch(self._path, resourceVersion=version, **self._query):
+                item = event["object"]
+                if event["type"] == "ERROR":
+                    raise ApiError(item.get("code", 410), item.get("message", "watch expired"))
+                version = item["metadata"]["resourceVersion"]
+                if event["type"] != "BOOKMARK":
+                    self._take(item, event["type"] == "DELETED")
+
+    def _take(self, item: Obj, gone: bool) -> None:
+        uid = item["metadata"]["uid"]
+        if gone:
+            self._known.pop(uid, None)
+        else:
+            self._known[uid] = item
+        self._on_change(item, gone)

@@ -1,0 +1,101 @@
+"""A pod as a Slurm job: name, comment, options, script. Pure; `hub/submitting` hands the result to sbatch.
+
+The comment's first word is the key by which a job is found again: `slurmlet:<cluster id>:<pod uid>`.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from slurmlet.model import quantities, sbatchoptions
+from slurmlet.model.ids import PodUid
+from slurmlet.model.resources import pod_requests
+
+MARK = "slurmlet"
+JOB_ID_ANNOTATION = f"{sbatchoptions.PREFIX}job-id"
+HOST_ANNOTATION = f"{sbatchoptions.PREFIX}host"
+# Written by the hub, so not a typing error of the user's.
+HUB_ANNOTATIONS = frozenset({JOB_ID_ANNOTATION, HOST_ANNOTATION})
+_GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    options: tuple[str, ...]
+    script: str
+    notes: tuple[str, ...]  # annotations without effect, for an event
+
+
+@dataclass(frozen=True)
+class JobPlace:
+    """Where the job's files are and what it belongs to."""
+
+    cluster: str
+    cluster_id: str
+    partition: str
+    runner: Path
+    pod_dir: Path
+    log: Path
+
+
+def comment(cluster_id: str, uid: str, label: str = "") -> str:
+    return f"{MARK}:{cluster_id}:{uid} {label}".rstrip()
+
+
+def uid_of(cluster_id: str, job_comment: str) -> PodUid | None:
+    """The pod a job belongs to, or None for a job that is not of this cluster."""
+    words = job_comment.split(maxsplit=1)
+    parts = words[0].split(":") if words else []
+    return PodUid(parts[2]) if len(parts) == 3 and parts[:2] == [MARK, cluster_id] else None
+
+
+def job_request(pod: Mapping[str, Any], place: JobPlace) -> JobRequest:
+    """The sbatch call for a pod. Raises RefusedPod when an annotation asks for what would break the job."""
+    metadata, spec = pod["metadata"], pod["spec"]
+    annotations = metadata.get("annotations") or {}
+    extra, notes = sbatchoptions.from_annotations(annotations)
+    notes += [
+        f"{key}: no such annotation, ignored"
+        for key in sbatchoptions.unknown_annotations(annotations, HUB_ANNOTATIONS)
+    ]
+    name, namespace = metadata["name"], metadata["namespace"]
+    label = f"cluster={place.cluster} pod={namespace}/{name}"
+    options = [
+        f"--job-name={name}.{namespace}.{place.cluster}",
+        f"--comment={comment(place.cluster_id, metadata['uid'], label)}",
+        "--no-requeue",
+        # The environment sbatch runs in is our own short list, so ALL hands on nothing by accident.
+        "--export=ALL",
+        f"--output={str(place.log).replace('%', '%%')}",
+        "--open-mode=append",
+        f"--chdir={place.pod_dir}",
+        f"--partition={place.partition}",
+        "--nodes=1",
+        "--ntasks=1",
+        *_resource_options(spec),
+        # Later words win in sbatch: what the annotations say overrides what we derived.
+        *extra,
+    ]
+    return JobRequest(tuple(options), _script(place), tuple(notes))
+
+
+def _resource_options(spec: Mapping[str, Any]) -> list[str]:
+    asked = pod_requests(spec)
+    options = [f"--cpus-per-task={max(1, quantities.ceil(asked.get('cpu', Fraction(1))))}"]
+    memory_mb = quantities.ceil(asked.get("memory", Fraction(0)) / 2**20)
+    if memory_mb > 0:  # --mem=0 would mean all of the node's memory
+        options.append(f"--mem={memory_mb}M")
+    gpus = sum(quantities.ceil(asked.get(name, Fraction(0))) for name in _GPU_RESOURCES)
+    if gpus:
+        options.append(f"--gres=gpu:{gpus}")
+    return options
+
+
+def _script(place: JobPlace) -> str:
+    """Paths of ours only, quoted; nothing from the manifest."""
+    return f"#!/bin/sh\nexec python3 {shlex.quote(str(place.runner))} {shlex.quote(str(place.pod_dir))}\n"

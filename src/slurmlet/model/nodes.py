@@ -1,0 +1,171 @@
+"""A Slurm partition as a Kubernetes Node object."""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slurmlet.model.ids import NodeName
+from slurmlet.model.slurmfacts import Partition
+
+KIND_LABEL = "slurmlet.io/kind"
+PARTITION_LABEL = "slurmlet.io/partition"
+# Not a limit: pods beyond what is free now queue in Slurm, which is the one to decide. Slurm refuses what never fits.
+_PLENTY = {"cpu": "1000000", "memory": "1Pi", "pods": "100000", "ephemeral-storage": "1Pi"}
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le"}
+
+
+@dataclass(frozen=True)
+class HubFacts:
+    """What every node shares, since the hub is the kubelet of all."""
+
+    address: str
+    host: str
+    kubelet_port: int
+    slurm_version: str
+    kubernetes_version: str
+    version: str
+    machine_id: str
+
+
+def architecture() -> str:
+    return _ARCHITECTURES.get(platform.machine(), platform.machine())
+
+
+def node_names(partitions: Iterable[str]) -> dict[str, NodeName]:
+    """partition → node name: a DNS name, unique, stable whatever the order."""
+    names: dict[str, NodeName] = {}
+    taken: set[str] = set()
+    for partition in sorted(partitions):
+        base = re.sub(r"[^a-z0-9.-]+", "-", partition.lower()).strip("-.")[:240] or "partition"
+        name, number = base, 1
+        while name in taken:
+            number += 1
+            name = f"{base}-{number}"
+        taken.add(name)
+        names[partition] = NodeName(name)
+    return names
+
+
+def labels(partition: Partition, name: str) -> dict[str, str]:
+    found = {
+        "kubernetes.io/hostname": name,
+        "kubernetes.io/os": "linux",
+        "kubernetes.io/arch": architecture(),
+        KIND_LABEL: "partition",
+        PARTITION_LABEL: label_value(partition.name),
+        "slurmlet.io/nodes": str(partition.nodes),
+        "slurmlet.io/cpus-per-node": str(partition.cpus_per_node),
+        "slurmlet.io/memory-mb-per-node": str(partition.memory_mb_per_node),
+        "slurmlet.io/time-limit": label_value(partition.time_limit),
+        "slurmlet.io/gpus": str(partition.gpus),
+    }
+    found.update(
+        {f"feature.slurmlet.io/{label_value(feature)}": "true" for feature in sorted(partition.features)}
+    )
+    return found
+
+
+def label_value(text: str) -> str:
+    """Text as a legal label value."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", text)[:63].strip("-_.") or "none"
+
+
+def taints(partition: Partition) -> list[dict[str, str]]:
+    """Only the default partition is chosen by itself; the others are for pods that name them."""
+    if partition.default:
+        return []
+    return [{"key": PARTITION_LABEL, "value": label_value(partition.name), "effect": "PreferNoSchedule"}]
+
+
+def ready(partition: Partition) -> tuple[bool, str, str]:
+    """(ready, reason, message) of the Ready condition, in Slurm's words."""
+    if not partition.up:
+        return False, "PartitionDown", f"Slurm partition {partition.name} is not up"
+    if partition.nodes_usable == 0:
+        states = ", ".join(f"{count} {state}" for state, count in sorted(partition.node_states.items()))
+        return (
+            False,
+            "NoUsableNodes",
+            f"no node of Slurm partition {partition.name} can run jobs ({states or 'no nodes'})",
+        )
+    return True, "PartitionUp", f"{partition.nodes_usable} of {partition.nodes} Slurm nodes can run jobs"
+
+
+def node_object(partition: Partition, name: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {
+            "name": name,
+            "labels": labels(partition, name),
+            "annotations": {"slurmlet.io/partition": partition.name},
+        },
+        "spec": {"taints": taints(partition)},
+    }
+
+
+def node_status(
+    partition: Partition, name: str, hub: HubFacts, now: str, old: Mapping[str, Any]
+) -> dict[str, Any]:
+    capacity = {
+        "cpu": str(partition.cpus),
+        "memory": f"{partition.memory_mb}Mi",
+        "pods": _PLENTY["pods"],
+        "ephemeral-storage": _PLENTY["ephemeral-storage"],
+    }
+    gpus = {"nvidia.com/gpu": str(partition.gpus)} if partition.gpus else {}
+    return {
+        "capacity": {**capacity, **gpus},
+        "allocatable": {**_PLENTY, **({"nvidia.com/gpu": "100000"} if gpus else {})},
+        "conditions": _conditions(partition, now, old),
+        "addresses": [
+            {"type": "InternalIP", "address": hub.address},
+            {"type": "Hostname", "address": name},
+        ],
+        "daemonEndpoints": {"kubeletEndpoint": {"Port": hub.kubelet_port}},
+        # Exec and attach reach the hub as WebSockets: see docs/decisions/0011.
+        "declaredFeatures": ["ExtendWebSocketsToKubelet"],
+        "nodeInfo": {
+            "machineID": hub.machine_id,
+            "systemUUID": hub.machine_id,
+            "bootID": hub.machine_id,
+            "kernelVersion": platform.release(),
+            "osImage": f"Slurm {hub.slurm_version}",
+            "containerRuntimeVersion": "crun://rootless",
+            "kubeletVersion": f"{hub.kubernetes_version}+slurmlet-{hub.version}",
+            "kubeProxyVersion": "",
+            "operatingSystem": "linux",
+            "architecture": architecture(),
+        },
+    }
+
+
+def _conditions(partition: Partition, now: str, old: Mapping[str, Any]) -> list[dict[str, Any]]:
+    is_ready, reason, message = ready(partition)
+    fine = {
+        "MemoryPressure": ("KubeletHasSufficientMemory", "Slurm holds memory per job"),
+        "DiskPressure": ("KubeletHasNoDiskPressure", "Slurm places jobs"),
+        "PIDPressure": ("KubeletHasSufficientPID", "Slurm places jobs"),
+    }
+    conditions = [_condition(type_, False, *why, now, old) for type_, why in fine.items()]
+    return [*conditions, _condition("Ready", is_ready, reason, message, now, old)]
+
+
+def _condition(
+    type_: str, true: bool, reason: str, message: str, now: str, old: Mapping[str, Any]
+) -> dict[str, Any]:
+    value = "True" if true else "False"
+    before: Mapping[str, Any] = next((one for one in old.get("conditions") or () if one["type"] == type_), {})
+    since = before.get("lastTransitionTime") if before.get("status") == value else None
+    return {
+        "type": type_,
+        "status": value,
+        "reason": reason,
+        "message": message,
+        "lastHeartbeatTime": now,
+        "lastTransitionTime": since or now,
+    }

@@ -1,0 +1,263 @@
+"""A pod's status from what its runner reports and what Slurm says. Pure: same facts, same status.
+
+The rules for phase and conditions are the kubelet's (getPhase, the status manager); only the reasons a kubelet cannot
+know (queued, cancelled, timed out) are Slurm's, through `jobstates.Fate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slurmlet.model.downward import Place
+from slurmlet.model.jobstates import Fate, Stage
+from slurmlet.model.resources import qos_class
+
+Obj = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All that is known of a pod's run."""
+
+    pod: Obj
+    now: str  # RFC 3339
+    report: Obj | None = None
+    fate: Fate | None = None
+    job_id: str = ""
+    # Why nothing runs yet, when it is the hub's doing: per image reference or for every container ("").
+    waiting: Mapping[str, tuple[str, str]] | None = None
+    refused: tuple[str, str] | None = None
+    place: Place | None = None
+    image_ids: Mapping[str, str] | None = None
+
+
+def pod_status(facts: Facts) -> dict[str, Any]:
+    containers = _statuses(facts, "containers")
+    init = _statuses(facts, "initContainers")
+    phase, reason, message = _phase(facts, containers, init)
+    old = facts.pod.get("status") or {}
+    status: dict[str, Any] = {
+        "phase": phase,
+        "reason": reason or None,
+        "message": message or None,
+        "qosClass": old.get("qosClass") or qos_class(facts.pod["spec"]),
+        "startTime": old.get("startTime") or facts.now,
+        "containerStatuses": containers,
+        "conditions": _conditions(facts, phase, containers, init),
+        "observedGeneration": facts.pod["metadata"].get("generation"),
+    }
+    if init:
+        status["initContainerStatuses"] = init
+    if facts.place is not None and facts.place.host_ip:
+        status["hostIP"] = facts.place.host_ip
+        status["hostIPs"] = [{"ip": facts.place.host_ip}]
+        if facts.report is not None:
+            status["podIP"] = facts.place.pod_ip
+            status["podIPs"] = [{"ip": facts.place.pod_ip}]
+    return status
+
+
+def is_terminal(status: Obj) -> bool:
+    return status.get("phase") in ("Succeeded", "Failed")
+
+
+def _statuses(facts: Facts, kind: str) -> list[dict[str, Any]]:
+    reports: Obj = {}
+    if facts.report is not None:
+        reports = facts.report.get("init_containers" if kind == "initContainers" else "containers") or {}
+    return [
+        _container_status(facts, container, reports.get(container["name"]), kind == "initContainers")
+        for container in facts.pod["spec"].get(kind, ())
+    ]
+
+
+def _container_status(facts: Facts, container: Obj, report: Obj | None, is_init: bool) -> dict[str, Any]:
+    lost = facts.fate is not None and facts.fate.stage is Stage.ENDED and not _done(facts)
+    status: dict[str, Any] = {
+        "name": container["name"],
+        "image": container["image"],
+        "imageID": (facts.image_ids or {}).get(container["image"], ""),
+        "ready": False,
+        "restartCount": 0,
+        "started": False,
+        "state": {"waiting": _waiting(facts, container, is_init)},
+        "lastState": {},
+    }
+    if report is None:
+        return status
+    status["restartCount"] = report.get("restart_count", 0)
+    status["state"] = _lost_state(facts, report) if lost else _state(report)
+    status["lastState"] = {"terminated": _terminated(report["last"])} if report.get("last") else {}
+    running = "running" in status["state"]
+    status["started"] = bool(report.get("started")) and running
+    finished = status["state"].get("terminated") or {}
+    # A finished init container is "ready", as the kubelet has it.
+    status["ready"] = (bool(report.get("ready")) and running) or (
+        is_init
+        and container.get("restartPolicy") != "Always"
+        and finished.get("exitCode") == 0
+        and bool(finished)
+    )
+    if report.get("container_id"):
+        status["containerID"] = report["container_id"]
+    return status
+
+
+def _waiting(facts: Facts, container: Obj, is_init: bool) -> dict[str, str]:
+    waiting = facts.waiting or {}
+    found = waiting.get(container["image"]) or waiting.get("")
+    if facts.refused:
+        found = facts.refused
+    if found:
+        return {"reason": found[0], "message": found[1]}
+    if facts.fate is not None and facts.fate.stage is Stage.QUEUED:
+        told = f": {facts.fate.pending_reason}" if facts.fate.pending_reason else ""
+        return {"reason": "Queued", "message": f"Slurm job {facts.job_id} is pending{told}"}
+    if not is_init and facts.pod["spec"].get("initContainers"):
+        return {"reason": "PodInitializing"}
+    return {"reason": "ContainerCreating"}
+
+
+def _state(report: Obj) -> dict[str, Any]:
+    if report["state"] == "running":
+        return {"running": {"startedAt": report["started_at"]}}
+    if report["state"] == "terminated":
+        return {"terminated": _terminated(report)}
+    waiting = {key: report[key] for key in ("reason", "message") if report.get(key)}
+    return {"waiting": waiting or {"reason": "ContainerCreating"}}
+
+
+def _terminated(report: Obj) -> dict[str, Any]:
+    terminated = {
+        "exitCode": report.get("exit_code") if report.get("exit_code") is not None else 137,
+        "reason": report.get("reason") or ("Completed" if report.get("exit_code") == 0 else "Error"),
+        "startedAt": report.get("started_at"),
+        "finishedAt": report.get("finished_at"),
+    }
+    for key, source in (("signal", "signal"), ("message", "message"), ("containerID", "container_id")):
+        if report.get(source):
+            terminated[key] = report[source]
+    return terminated
+
+
+def _lost_state(facts: Facts, report: Obj) -> dict[str, Any]:
+    """The job is over and nobody saw this container end; the kubelet's words for that."""
+    if report["state"] != "running":
+        return _state(report)
+    assert facts.fate is not None
+    oom = facts.fate.reason == "OutOfMemory"
+    return {
+        "terminated": {
+            "exitCode": 137,
+            "reason": "OOMKilled" if oom else "ContainerStatusUnknown",
+            "message": facts.fate.message,
+            "startedAt": report["started_at"],
+            "finishedAt": facts.now,
+        }
+    }
+
+
+def _done(facts: Facts) -> bool:
+    return facts.report is not None and facts.report.get("phase") == "Done"
+
+
+def _phase(
+    facts: Facts, containers: list[dict[str, Any]], init: list[dict[str, Any]]
+) -> tuple[str, str, str]:
+    """(phase, reason, message)."""
+    if facts.refused:
+        # A pod that its controller would recreate at once stays Pending, so that a bad manifest makes no flood of pods.
+        retried = facts.pod["spec"].get("restartPolicy", "Always") == "Always"
+        return ("Pending" if retried else "Failed", "" if retried else facts.refused[0], facts.refused[1])
+    fate = facts.fate
+    over = fate is not None and fate.stage is Stage.ENDED
+    if over and fate is not None and not (_done(facts) and fate.by_itself):
+        return "Failed", fate.reason, fate.message
+    if _done(facts):
+        return _finished(facts, containers, init)
+    if facts.report is None:
+        return "Pending", "", ""
+    started = any(
+        "running" in one["state"] or one["lastState"] or "terminated" in one["state"] for one in containers
+    )
+    return ("Running" if started else "Pending"), "", ""
+
+
+def _finished(
+    facts: Facts, containers: list[dict[str, Any]], init: list[dict[str, Any]]
+) -> tuple[str, str, str]:
+    assert facts.report is not None
+    problem = facts.report.get("problem")
+    codes = [((one["state"].get("terminated") or {}).get("exitCode")) for one in containers]
+    failed_init = any((one["state"].get("terminated") or {}).get("exitCode") for one in init)
+    if problem:
+        return "Failed", problem["reason"], problem["message"]
+    if not failed_init and all(code == 0 for code in codes):
+        return "Succeeded", "", ""
+    return "Failed", "", ""
+
+
+def _conditions(
+    facts: Facts, phase: str, containers: list[dict[str, Any]], init: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    ended = phase in ("Succeeded", "Failed")
+    # Whether an init container has to run again is the runner's business; done once is initialised for good.
+    init_done = all(_init_done(facts, one) for one in init) or any(
+        "waiting" not in one["state"] or one["lastState"] for one in containers
+    )
+    unready = [one["name"] for one in containers if not one["ready"]]
+    why = (
+        ("PodCompleted", "")
+        if phase == "Succeeded"
+        else ("PodFailed", "")
+        if ended
+        else _unready_words(unready)
+    )
+    ready = not unready and not ended
+    incomplete = [one["name"] for one in init if not _init_done(facts, one)]
+    init_why = (
+        ("PodCompleted", "")
+        if phase == "Succeeded"
+        else (
+            "ContainersNotInitialized",
+            f"containers with incomplete status: [{' '.join(incomplete)}]",
+        )
+    )
+    sandbox = facts.report is not None and not ended
+    return [
+        _condition(facts, "PodReadyToStartContainers", sandbox, ("", "")),
+        _condition(facts, "Initialized", init_done or phase == "Succeeded", init_why),
+        _condition(facts, "Ready", ready, why),
+        _condition(facts, "ContainersReady", ready, why),
+        _condition(facts, "PodScheduled", True, ("", "")),
+    ]
+
+
+def _init_done(facts: Facts, status: Obj) -> bool:
+    spec = next(one for one in facts.pod["spec"]["initContainers"] if one["name"] == status["name"])
+    if spec.get("restartPolicy") == "Always":
+        return bool(status["started"])
+    return (status["state"].get("terminated") or {}).get("exitCode") == 0
+
+
+def _unready_words(unready: list[str]) -> tuple[str, str]:
+    return "ContainersNotReady", f"containers with unready status: [{' '.join(unready)}]"
+
+
+def _condition(facts: Facts, type_: str, true: bool, why_not: tuple[str, str]) -> dict[str, Any]:
+    value = "True" if true else "False"
+    old: Obj = next(
+        (one for one in (facts.pod.get("status") or {}).get("conditions") or () if one["type"] == type_), {}
+    )
+    unchanged = old.get("status") == value and old.get("lastTransitionTime")
+    return {
+        "type": type_,
+        "status": value,
+        "lastProbeTime": None,
+        "lastTransitionTime": old["lastTransitionTime"] if unchanged else facts.now,
+        "reason": None if true else (why_not[0] or None),
+        "message": None if true else (why_not[1] or None),
+        "observedGeneration": facts.pod["metadata"].get("generation"),
+    }
