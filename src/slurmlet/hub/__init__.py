@@ -1,1 +1,1 @@
-"""The hub: one process that is every node's kubelet. Stateless: it rebuilds all from the API server, Slurm and the runners."""
+"""The hub: one process that is every node's kubelet. Stateless: it rebuilds all from the API server, Slurm and runners."""

@@ -1,1 +1,1 @@
-"""Images: references, pulls by crane, the store on the shared file system."""
+"""Image references, registries (through crane) and the store on the shared file system. Never runs a container."""

@@ -59,6 +59,19 @@ def pod_plan(pod: Obj, setting: Setting) -> dict[str, Any]:
     }
 
 
+def check_sources(pod: Obj, sources: Sources) -> None:
+    """Raise MissingSource unless everything the pod draws on is there."""
+    spec = pod["spec"]
+    for container in (*spec.get("initContainers", ()), *spec["containers"]):
+        container_environment(pod, container, sources, Place(), {})
+    for volume in spec.get("volumes", ()):
+        parts = (volume.get("projected") or {}).get("sources") or (volume,)
+        for part in parts:
+            for kind, key in (("configmap", "configMap"), ("secret", "secret")):
+                if key in part:
+                    _keyed_files(kind, part[key], sources)
+
+
 def _container(pod: Obj, container: Obj, setting: Setting, hostname: str) -> dict[str, Any]:
     image = setting.images[container["image"]]
     given = container_environment(pod, container, setting.sources, setting.place, setting.services)

@@ -1,0 +1,34 @@
+"""`slurmlet down`."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from slurmlet.base.console import say
+from slurmlet.base.layout import ClusterFiles
+from slurmlet.controlplane.using import default_cluster
+
+
+@click.command()
+@click.option(
+    "-c",
+    "--cluster",
+    default=default_cluster,
+    help="Which cluster. [default: $SLURMLET_CLUSTER or 'default']",
+)
+@click.option("--purge", is_flag=True, help="Forget its data too: objects, logs, keys.")
+@click.option("--yes", is_flag=True, help="Do not ask before --purge.")
+@click.option("--force", is_flag=True, help="Also when it was started on another host that is gone for good.")
+def command(cluster: str, purge: bool, yes: bool, force: bool) -> None:
+    """Stop my cluster and every Slurm job it made. Without --purge a later `up` brings its objects back."""
+    from slurmlet.controlplane.stopping import down
+
+    files = ClusterFiles.named(cluster)
+    if purge and not yes and sys.stdin.isatty():
+        click.confirm(f"Remove {files.root} and everything in it?", abort=True, err=True)
+    done = down(files, purge=purge, force=force)
+    jobs = f", {done.cancelled_jobs} Slurm jobs cancelled" if done.cancelled_jobs else ""
+    state = "is stopped" if done.was_running else "was not running"
+    say(f"Cluster {cluster!r} {state}{jobs}{'; its data is gone' if done.purged else ''}")

@@ -1,0 +1,18 @@
+"""`slurmlet kubectl`."""
+
+from __future__ import annotations
+
+import click
+
+from slurmlet.controlplane.using import exec_kubectl
+
+
+@click.command(
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    options_metavar="[--cluster NAME]",
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="KUBECTL-ARGUMENTS…")
+def command(arguments: tuple[str, ...]) -> None:
+    """Run kubectl against my cluster. All arguments are kubectl's, except --cluster NAME as the very first."""
+    exec_kubectl(arguments)

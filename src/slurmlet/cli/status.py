@@ -1,0 +1,65 @@
+"""`slurmlet status`."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+import click
+
+from slurmlet.base.console import emit_json, emit_table, say
+from slurmlet.base.layout import ClusterFiles
+from slurmlet.controlplane.inspecting import ClusterState, age, status
+from slurmlet.controlplane.using import default_cluster
+
+
+@click.command()
+@click.option(
+    "-c",
+    "--cluster",
+    default=default_cluster,
+    help="Which cluster. [default: $SLURMLET_CLUSTER or 'default']",
+)
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+def command(cluster: str, output: str) -> None:
+    """What runs of my cluster, where, since when. Exit status 1 when it does not run."""
+    state = status(ClusterFiles.named(cluster))
+    if output == "json":
+        emit_json(dataclasses.asdict(state))
+    elif state.running:
+        _show(state)
+    else:
+        say(f"Cluster {cluster!r} is not running. Start it with: slurmlet up -c {cluster}")
+    sys.exit(0 if state.running else 1)
+
+
+def _show(state: ClusterState) -> None:
+    ready = "ready" if state.api_ready else "not ready"
+    print(f"Cluster   {state.config.name} ({state.config.id}) on {state.config.host}, up {age(state.since)}")
+    print(f"API       {state.config.api_url}, {ready}, Kubernetes {state.config.kubernetes}")
+    print(f"Pods      {_counts(state.pods)}")
+    print(
+        f"Jobs      {_counts(state.jobs) if state.jobs is not None else 'unknown: Slurm does not answer'}\n"
+    )
+    emit_table(
+        ["COMPONENT", "PID", "UP", "RESTARTS", "MEMORY"],
+        [
+            [
+                part.name,
+                str(part.pid) if part.running else "-",
+                age(part.since) if part.running else "down",
+                str(part.restarts),
+                f"{part.memory_bytes >> 20} MiB" if part.memory_bytes else "-",
+            ]
+            for part in state.components
+        ],
+    )
+    print()
+    emit_table(
+        ["NODE", "READY", "REASON"],
+        [[node.name, "yes" if node.ready else "no", node.reason] for node in state.nodes],
+    )
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{number} {name}" for name, number in sorted(counts.items())) or "none"

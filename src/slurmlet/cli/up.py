@@ -1,0 +1,32 @@
+"""`slurmlet up`."""
+
+from __future__ import annotations
+
+import click
+
+from slurmlet.base.console import say
+from slurmlet.base.layout import ClusterFiles
+from slurmlet.controlplane.using import default_cluster
+
+
+@click.command()
+@click.option(
+    "-c",
+    "--cluster",
+    default=default_cluster,
+    help="Which cluster. [default: $SLURMLET_CLUSTER or 'default']",
+)
+@click.option(
+    "--partition", "partitions", multiple=True, metavar="P", help="Only these Slurm partitions (repeat it)."
+)
+@click.option("--address", metavar="IP", help="The address of this host that compute nodes reach.")
+@click.option("--timeout", "timeout_s", default=120.0, show_default=True, help="Seconds to wait.")
+def command(cluster: str, partitions: tuple[str, ...], address: str | None, timeout_s: float) -> None:
+    """Bring up (or find running) my cluster; returns when a pod could be scheduled."""
+    from slurmlet.controlplane.starting import up
+
+    done = up(ClusterFiles.named(cluster), partitions=partitions, address=address, timeout_s=timeout_s)
+    what = "is already running" if done.already_running else f"is up after {done.took_s:.1f} s"
+    say(f"Cluster {cluster!r} {what}: Kubernetes {done.config.kubernetes}, nodes {', '.join(done.nodes)}")
+    say(f"  export KUBECONFIG={done.files.kubeconfig}")
+    say(f"  slurmlet kubectl{f' --cluster {cluster}' if cluster != default_cluster() else ''} get nodes")

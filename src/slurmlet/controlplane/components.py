@@ -1,0 +1,155 @@
+"""What runs: the command line and environment of every component. Pure.
+
+Every port a component listens on asks for a certificate; the controller manager and the scheduler listen on none.
+Nothing secret is in an argv or an environment: both are public on a shared host.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurmlet.base.layout import ClusterFiles
+from slurmlet.controlplane.addressing import LOOPBACK
+from slurmlet.controlplane.config import ClusterConfig
+from slurmlet.controlplane.runfiles import run_files
+
+BINARIES = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+HUB = "hub"
+# A login host is shared: a control plane of one user needs no more threads than this at once.
+_MAX_PROCS = 4
+# Proxies of the site are for the outside; the components only talk to this host and to each other.
+_KEPT_VARIABLES = ("HOME", "PATH", "LANG", "TMPDIR", "USER", "LOGNAME")
+
+
+@dataclass(frozen=True)
+class Component:
+    name: str
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    # Starts when the API server is ready: before that it would only take CPU from it, and the controller manager
+    # gives up after 10 s.
+    needs_api: bool = False
+    stop_grace_s: float = 10.0
+
+
+def components(
+    files: ClusterFiles, config: ClusterConfig, binaries: Path, environment: Mapping[str, str], cpus: int
+) -> list[Component]:
+    """In the order of starting; stopping goes the other way."""
+    small = {name: environment[name] for name in _KEPT_VARIABLES if name in environment}
+    small["GOMAXPROCS"] = str(max(1, min(cpus, _MAX_PROCS)))
+    return [
+        Component("etcd", tuple(etcd(files, config, binaries)), small),
+        Component("kube-apiserver", tuple(apiserver(files, config, binaries)), small),
+        Component(
+            "kube-controller-manager",
+            tuple(controller_manager(files, config, binaries)),
+            small,
+            needs_api=True,
+        ),
+        Component("kube-scheduler", tuple(scheduler(files, binaries)), small, needs_api=True),
+        Component(HUB, (sys.executable, "-P", "-m", "slurmlet.hub", str(files.root)), dict(environment)),
+    ]
+
+
+def etcd(files: ClusterFiles, config: ClusterConfig, binaries: Path) -> list[str]:
+    client_url = f"https://{LOOPBACK}:{config.etcd_port}"
+    peer_url = f"https://{LOOPBACK}:{config.etcd_peer_port}"
+    pki = files.pki
+    return [
+        str(binaries / "etcd"),
+        f"--name={config.id}",
+        f"--data-dir={files.etcd / 'data'}",
+        f"--listen-client-urls={client_url}",
+        f"--advertise-client-urls={client_url}",
+        "--client-cert-auth",
+        f"--trusted-ca-file={pki / 'etcd-ca.crt'}",
+        f"--cert-file={pki / 'etcd-server.crt'}",
+        f"--key-file={pki / 'etcd-server.key'}",
+        f"--listen-peer-urls={peer_url}",
+        f"--initial-advertise-peer-urls={peer_url}",
+        f"--initial-cluster={config.id}={peer_url}",
+        "--peer-client-cert-auth",
+        f"--peer-trusted-ca-file={pki / 'etcd-ca.crt'}",
+        f"--peer-cert-file={pki / 'etcd-server.crt'}",
+        f"--peer-key-file={pki / 'etcd-server.key'}",
+        "--tls-min-version=TLS1.3",
+        # One member has nobody to catch up: little history, and a database that cannot eat the home quota.
+        "--snapshot-count=5000",
+        "--max-wals=2",
+        f"--quota-backend-bytes={2 << 30}",
+        "--log-level=warn",
+    ]
+
+
+def apiserver(files: ClusterFiles, config: ClusterConfig, binaries: Path) -> list[str]:
+    pki = files.pki
+    return [
+        str(binaries / "kube-apiserver"),
+        f"--etcd-servers=https://{LOOPBACK}:{config.etcd_port}",
+        f"--etcd-cafile={pki / 'etcd-ca.crt'}",
+        f"--etcd-certfile={pki / 'etcd-client.crt'}",
+        f"--etcd-keyfile={pki / 'etcd-client.key'}",
+        "--bind-address=0.0.0.0",
+        f"--secure-port={config.api_port}",
+        f"--advertise-address={config.api_address}",
+        f"--tls-cert-file={pki / 'apiserver.crt'}",
+        f"--tls-private-key-file={pki / 'apiserver.key'}",
+        "--tls-min-version=VersionTLS12",
+        f"--client-ca-file={pki / 'ca.crt'}",
+        "--anonymous-auth=false",
+        "--authorization-mode=RBAC",
+        "--allow-privileged=true",
+        f"--service-cluster-ip-range={config.service_range}",
+        "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
+        f"--service-account-key-file={pki / 'service-accounts.pub'}",
+        f"--service-account-signing-key-file={pki / 'service-accounts.key'}",
+        f"--kubelet-certificate-authority={pki / 'hub-ca.crt'}",
+        f"--kubelet-client-certificate={pki / 'kubelet-client.crt'}",
+        f"--kubelet-client-key={pki / 'kubelet-client.key'}",
+        "--kubelet-preferred-address-types=InternalIP",
+        "--enable-bootstrap-token-auth=false",
+        "--endpoint-reconciler-type=lease",
+        "--profiling=false",
+        "--max-requests-inflight=200",
+        "--max-mutating-requests-inflight=100",
+        "--event-ttl=1h",
+        "--v=0",
+    ]
+
+
+def controller_manager(files: ClusterFiles, config: ClusterConfig, binaries: Path) -> list[str]:
+    pki = files.pki
+    return [
+        str(binaries / "kube-controller-manager"),
+        f"--kubeconfig={run_files(files).kubeconfig('kube-controller-manager')}",
+        "--secure-port=0",
+        "--leader-elect=false",
+        "--use-service-account-credentials",
+        f"--root-ca-file={pki / 'ca.crt'}",
+        f"--service-account-private-key-file={pki / 'service-accounts.key'}",
+        f"--service-cluster-ip-range={config.service_range}",
+        f"--cluster-name={config.name}",
+        # The hub holds every node's lease; it may be away for a restart without any pod being evicted.
+        "--node-monitor-period=5s",
+        "--node-monitor-grace-period=2m",
+        "--terminated-pod-gc-threshold=1000",
+        "--kube-api-qps=100",
+        "--kube-api-burst=200",
+        "--profiling=false",
+        "--v=0",
+    ]
+
+
+def scheduler(files: ClusterFiles, binaries: Path) -> list[str]:
+    return [
+        str(binaries / "kube-scheduler"),
+        f"--kubeconfig={run_files(files).kubeconfig('kube-scheduler')}",
+        "--secure-port=0",
+        "--leader-elect=false",
+        "--profiling=false",
+        "--v=0",
+    ]

@@ -1,0 +1,225 @@
+"""`slurmlet up`: find the running cluster or start it, and return when a pod could be scheduled.
+
+A failed `up` leaves nothing running; data and Slurm jobs stay as they were.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurmlet.base.console import Steps
+from slurmlet.base.errors import SlurmletError, UserError
+from slurmlet.base.layout import ClusterFiles
+from slurmlet.base.processes import run
+from slurmlet.controlplane import config as configs
+from slurmlet.controlplane import kubeconfigs
+from slurmlet.controlplane.addressing import advertised_address, host_addresses, host_name
+from slurmlet.controlplane.components import BINARIES
+from slurmlet.controlplane.config import ClusterConfig
+from slurmlet.controlplane.probing import ApiProbe
+from slurmlet.controlplane.runfiles import (
+    lifecycle_lock,
+    make_dirs,
+    read_components,
+    run_files,
+    running_supervisor,
+)
+from slurmlet.controlplane.supervising import rotate
+
+_POLL_S = 0.05
+# A component that ends this often within one `up` will not come up.
+_HOPELESS_DEATHS = 3
+_TAIL_LINES = 15
+
+
+@dataclass(frozen=True)
+class Started:
+    files: ClusterFiles
+    config: ClusterConfig
+    already_running: bool
+    nodes: tuple[str, ...]
+    took_s: float
+
+
+class StartError(SlurmletError):
+    """A component does not come up; the message carries the end of its log."""
+
+    reason = "StartFailed"
+
+
+def up(
+    files: ClusterFiles,
+    *,
+    partitions: Sequence[str] = (),
+    address: str | None = None,
+    timeout_s: float = 120.0,
+    steps: Steps | None = None,
+) -> Started:
+    steps = steps or Steps()
+    # Before the lock: a cluster on another host must not leave a directory or a wait behind here.
+    running_supervisor(files, "up")
+    with lifecycle_lock(files):
+        make_dirs(files)
+        running = running_supervisor(files, "up") is not None
+        if running:
+            config = configs.load_existing(files)
+            _check_same(config, partitions)
+        else:
+            config = _prepare_and_spawn(files, partitions, address, steps)
+        try:
+            nodes = _wait_until_usable(files, steps, timeout_s)
+        except BaseException:
+            if not running:
+                _give_up(files)
+            raise
+    return Started(files, configs.load_existing(files), running, tuple(nodes), steps.elapsed_s())
+
+
+def _check_same(config: ClusterConfig, partitions: Sequence[str]) -> None:
+    if partitions and tuple(partitions) != config.partitions:
+        now = ", ".join(config.partitions) if config.partitions else "all"
+        raise UserError(
+            f"cluster {config.name!r} is running with other partitions ({now})",
+            hint=f"Stop it first: slurmlet down -c {config.name}",
+        )
+
+
+def _prepare_and_spawn(
+    files: ClusterFiles, partitions: Sequence[str], address: str | None, steps: Steps
+) -> ClusterConfig:
+    from slurmlet.upstream.locating import ensure
+
+    binaries = ensure([*BINARIES, "kubectl"])
+    with steps.step("keys, ports and configuration"):
+        config = prepare(files, binaries, partitions, address)
+    _spawn(files, binaries)
+    return config
+
+
+def prepare(
+    files: ClusterFiles, binaries: Path, partitions: Sequence[str], address: str | None
+) -> ClusterConfig:
+    """Everything the supervisor and the hub read."""
+    # cryptography takes 0.1 s to import: `status` and the supervisor need none of it.
+    from slurmlet.controlplane import packing, pki
+
+    addresses = host_addresses()
+    config = configs.decide(
+        files,
+        kubernetes=run([str(binaries / "kube-apiserver"), "--version"]).stdout.split()[-1],
+        host=host_name(),
+        addresses=addresses,
+        api_address=advertised_address(addresses, address),
+        partitions=partitions,
+    )
+    pki.ensure(files.pki, pki.leaves(config.host, addresses, config.service_range))
+    config.save(files)
+    kubeconfigs.write_all(files, config)
+    packing.write_runner(files.runner)
+    return config
+
+
+def _spawn(files: ClusterFiles, binaries: Path) -> None:
+    """Start the supervisor in a session of its own: it stays when this terminal closes."""
+    # What an earlier supervisor recorded must not be taken for this one's news.
+    run_files(files).components.unlink(missing_ok=True)
+    run_files(files).supervisor.unlink(missing_ok=True)
+    log = files.logs / "supervisor.log"
+    rotate(log)
+    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        # base/processes.run waits for an end; this one is meant to stay.
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "slurmlet.controlplane", str(files.root), str(binaries)],
+            stdin=subprocess.DEVNULL,
+            stdout=handle,
+            stderr=handle,
+            cwd="/",
+            start_new_session=True,
+        )
+    finally:
+        os.close(handle)
+    deadline_s = time.monotonic() + 20
+    while running_supervisor(files, "up") is None:
+        if process.poll() is not None or time.monotonic() > deadline_s:
+            raise _failed(files, "supervisor", "the supervisor does not start")
+        time.sleep(0.01)
+    # It is on its own now; without this Python would warn that we never waited for it.
+    process.returncode = 0
+
+
+def _wait_until_usable(files: ClusterFiles, steps: Steps, timeout_s: float) -> list[str]:
+    probe = ApiProbe(files)
+    deadline_s = time.monotonic() + timeout_s
+    try:
+        with steps.step("API server"):
+            _wait(files, probe.ready, deadline_s, lambda: _why_not_ready(probe))
+        with steps.step("nodes"):
+            _wait(files, lambda: _all_ready(probe), deadline_s, lambda: _why_no_nodes(files, probe))
+        with steps.step("service account"):
+            _wait(
+                files, probe.has_default_account, deadline_s,
+                lambda: ("kube-controller-manager", "there is no default service account"),
+            )  # fmt: skip
+        return [node.name for node in probe.nodes()]
+    finally:
+        probe.close()
+
+
+def _all_ready(probe: ApiProbe) -> bool:
+    nodes = probe.nodes()
+    return bool(nodes) and all(node.ready for node in nodes)
+
+
+def _why_not_ready(probe: ApiProbe) -> tuple[str, str]:
+    failing = probe.unready_checks()
+    said = f"its checks {', '.join(failing)} fail" if failing else "it does not answer"
+    return "kube-apiserver", f"the API server is not ready: {said}"
+
+
+def _why_no_nodes(files: ClusterFiles, probe: ApiProbe) -> tuple[str, str]:
+    waiting = [f"{node.name} ({node.reason})" for node in probe.nodes() if not node.ready]
+    what = f"not Ready: {', '.join(waiting)}" if waiting else "the hub registered no node"
+    return "hub", f"{what} (see {files.logs / 'hub.log'})"
+
+
+def _wait(
+    files: ClusterFiles, done: Callable[[], bool], deadline_s: float, why: Callable[[], tuple[str, str]]
+) -> None:
+    while not done():
+        if running_supervisor(files, "up") is None:
+            raise _failed(files, "supervisor", "the supervisor ended")
+        for name, state in read_components(run_files(files)).items():
+            if state["restarts"] >= _HOPELESS_DEATHS and not done():
+                raise _failed(files, name, f"{name} keeps ending (exit status {state['last_exit']})")
+        if time.monotonic() > deadline_s:
+            raise _failed(files, *why())
+        time.sleep(_POLL_S)
+
+
+def _failed(files: ClusterFiles, component: str, what: str) -> StartError:
+    log = files.logs / f"{component}.log"
+    try:
+        tail = log.read_text(errors="replace").splitlines()[-_TAIL_LINES:]
+    except OSError:
+        tail = []
+    shown = "".join(f"\n    {line[:400]}" for line in tail)
+    return StartError(f"{what}{shown}", hint=f"The whole log: {log}")
+
+
+def _give_up(files: ClusterFiles) -> None:
+    found = running_supervisor(files, "up")
+    if found is None:
+        return
+    found[0].send(signal.SIGTERM)
+    deadline_s = time.monotonic() + 30
+    while found[0].alive() and time.monotonic() < deadline_s:
+        time.sleep(_POLL_S)
+    found[0].send(signal.SIGKILL)

@@ -1,0 +1,189 @@
+"""The hub put together: every root task by name. One of them dying ends the process; the supervisor starts it again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+from pathlib import Path
+
+from slurmlet import __version__
+from slurmlet.base.errors import SlurmletError
+from slurmlet.base.files import private_dir, read_json, write_json
+from slurmlet.base.layout import store_dir
+from slurmlet.hub import settings as settings_module
+from slurmlet.hub.credentials import RunnerAuthority
+from slurmlet.hub.imaging import Images
+from slurmlet.hub.links import LinkServer
+from slurmlet.hub.nodes import NodeKeeper
+from slurmlet.hub.pods import Pods
+from slurmlet.hub.polling import SlurmWatch
+from slurmlet.hub.serving import KubeletServer
+from slurmlet.hub.settings import SERVER_NAME, Settings
+from slurmlet.hub.submitting import Submitter
+from slurmlet.hub.worker import Tools
+from slurmlet.images.store import Store
+from slurmlet.kube.client import ApiClient, ApiError
+from slurmlet.kube.events import EventRecorder
+from slurmlet.kube.reflecting import Reflector
+from slurmlet.model.nodes import HubFacts
+from slurmlet.slurm.client import SlurmClient
+
+log = logging.getLogger(__name__)
+_API_PATIENCE_S = 0.1
+
+
+async def serve(directory: Path) -> None:
+    """Run until SIGTERM. Raises when a root task dies."""
+    settings = settings_module.load(directory)
+    private_dir(settings.files.pods)
+    async with _api(settings) as client:
+        await _wait_for_api(client)
+        async with asyncio.TaskGroup() as tasks:
+            hub = await _spawn(settings, client, tasks)
+            await _stop_signal()
+            hub.cancel()
+            raise _Stopped
+
+
+class _Stopped(Exception):
+    """A clean end was asked for."""
+
+
+def _api(settings: Settings) -> ApiClient:
+    return ApiClient(
+        settings.api_url, settings.pki("ca.crt"), settings.pki("hub.crt"), settings.pki("hub.key")
+    )
+
+
+async def _wait_for_api(client: ApiClient) -> None:
+    while True:
+        try:
+            await client.get("/api/v1/nodes", limit="1")
+            return
+        except ApiError:
+            await asyncio.sleep(_API_PATIENCE_S)
+
+
+async def _spawn(settings: Settings, client: ApiClient, tasks: asyncio.TaskGroup) -> asyncio.Task[None]:
+    slurm = SlurmClient()
+    events = EventRecorder(client, settings.host)
+    earlier = read_json(settings.files.hub) or {}
+    pods: Pods
+    watch = SlurmWatch(settings, slurm, lambda: pods.slurm_looked())
+    links = LinkServer(
+        settings,
+        lambda link: pods.link_came(link),
+        lambda link, message: pods.link_said(link, message),
+        lambda link: pods.link_ended(link),
+    )
+    submitter = Submitter(settings, slurm, watch, RunnerAuthority(settings))
+    kubelet_port = _free_port(earlier.get("kubelet_port"))
+    facts = await _facts(settings, slurm, kubelet_port)
+    nodes = NodeKeeper(settings, client, slurm, events, facts)
+    images = Images(Store(store_dir()), client, events, settings.pulls_at_once)
+    pods = Pods(Tools(settings, client, events, slurm, watch, images, submitter, nodes), tasks)
+    watch.busy = pods.busy
+    reflector = Reflector(
+        client, "/api/v1/pods", pods.changed, on_synced=pods.synced.set, fieldSelector="spec.nodeName!="
+    )
+    kubelet = KubeletServer(settings, pods)
+    await kubelet.start(kubelet_port)
+
+    async def all_tasks() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(events.run(), name="events")
+            group.create_task(watch.run(), name="slurm watch")
+            group.create_task(nodes.run(), name="nodes")
+            group.create_task(reflector.run(), name="pods")
+            group.create_task(pods.sweep(), name="sweep")
+            group.create_task(
+                _serve_runners(settings, links, pods, facts, earlier.get("runner_port")), name="runners"
+            )
+
+    return tasks.create_task(all_tasks(), name="hub")
+
+
+async def _serve_runners(
+    settings: Settings, links: LinkServer, pods: Pods, facts: HubFacts, last_port: int | None
+) -> None:
+    # A runner that dials in before the pods are known would be sent away as a stranger.
+    await pods.synced.wait()
+    server = await links.start(_free_port(last_port))
+    write_json(
+        settings.files.hub,
+        {
+            "host": settings.host,
+            "addresses": _addresses(settings),
+            "runner_port": server.sockets[0].getsockname()[1],
+            "kubelet_port": facts.kubelet_port,
+            "server_name": SERVER_NAME,
+            "pid": os.getpid(),
+        },
+    )
+    async with server:
+        await server.serve_forever()
+
+
+async def _facts(settings: Settings, slurm: SlurmClient, kubelet_port: int) -> HubFacts:
+    try:
+        version = await asyncio.to_thread(slurm.version)
+    except SlurmletError as error:
+        log.warning("Slurm's version is not known: %s", error.message)
+        version = "unknown"
+    return HubFacts(
+        address=settings.api_address,
+        host=settings.host,
+        kubelet_port=kubelet_port,
+        slurm_version=version,
+        kubernetes_version=settings.kubernetes_version,
+        version=__version__,
+        machine_id=settings.cluster_id,
+    )
+
+
+def _addresses(settings: Settings) -> list[str]:
+    """Where compute nodes may find us, best first."""
+    found = [settings.api_address]
+    with contextlib.suppress(OSError):
+        found += [str(info[4][0]) for info in socket.getaddrinfo(settings.host, None, socket.AF_INET)]
+    return list(dict.fromkeys(address for address in found if not address.startswith("127."))) or found
+
+
+def _free_port(wanted: int | None) -> int:
+    """The port of the hub before us, so that runners and nodes find us at once; another one when it is taken."""
+    for port in (wanted or 0, 0):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("0.0.0.0", port))
+                return int(probe.getsockname()[1])
+            except OSError:
+                continue
+    raise SlurmletError("no free port on this host")
+
+
+async def _stop_signal() -> None:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for sign in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(sign, stopped.set)
+    await stopped.wait()
+
+
+def run(directory: Path) -> int:
+    os.umask(0o077)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    code = 0
+    try:
+        asyncio.run(serve(directory))
+    except* _Stopped:
+        pass
+    except* SlurmletError as group:
+        for error in group.exceptions:
+            log.error("the hub ends: %s", error)
+        code = 1
+    return code

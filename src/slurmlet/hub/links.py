@@ -1,0 +1,220 @@
+"""Connections of runners: who dialled in, frames in and out, streams with flow control (`runner/wire.py`).
+
+The server takes only certificates of the hub's own CA that name a pod; a link speaks for that pod and no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import ssl
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from slurmlet.hub.credentials import POD_NAME_PREFIX
+from slurmlet.hub.settings import Settings
+from slurmlet.model.ids import PodUid
+from slurmlet.runner import wire
+
+log = logging.getLogger(__name__)
+HELLO_TIMEOUT_S = 20.0
+_CHUNK_BYTES = 64 << 10
+_CREDITED = (wire.STDIN, wire.STDOUT, wire.STDERR)
+
+
+class LinkLost(Exception):
+    """The runner went away while somebody used its link."""
+
+
+class Stream:
+    """One exec or logs session over a link."""
+
+    def __init__(self, link: RunnerLink, number: int) -> None:
+        self._link = link
+        self._number = number
+        self._incoming: asyncio.Queue[tuple[int, bytes] | None] = asyncio.Queue()
+        self._credit_bytes = wire.INITIAL_WINDOW
+        self._credit_came = asyncio.Event()
+        self._taken_bytes = 0
+        self._ended = False
+
+    async def send(self, channel: int, data: bytes) -> None:
+        """Hand bytes to the runner, as fast as it takes them."""
+        for start in range(0, max(len(data), 1), _CHUNK_BYTES):
+            piece = data[start : start + _CHUNK_BYTES]
+            if channel in _CREDITED:
+                await self._wait_for_credit(len(piece))
+            await self._link.send(wire.data(self._number, channel, piece))
+
+    async def _wait_for_credit(self, size: int) -> None:
+        while self._credit_bytes <= 0:
+            if self._ended:
+                raise LinkLost
+            self._credit_came.clear()
+            await self._credit_came.wait()
+        # May go below zero by one piece: the window is a brake, not a wall.
+        self._credit_bytes -= size
+
+    async def receive(self) -> tuple[int, bytes] | None:
+        """The next (channel, bytes); None when the runner closed the stream."""
+        item = await self._incoming.get()
+        if item is not None and item[0] in _CREDITED:
+            self._taken_bytes += len(item[1])
+            if self._taken_bytes >= wire.INITIAL_WINDOW // 2 and not self._ended:
+                await self._link.send(wire.window(self._number, self._taken_bytes))
+                self._taken_bytes = 0
+        return item
+
+    async def close(self) -> None:
+        await self._link.forget(self._number)
+
+    def take(self, frame: wire.Frame) -> None:
+        if frame.kind == wire.DATA:
+            self._incoming.put_nowait((frame.payload[0], frame.payload[1:]))
+        elif frame.kind == wire.WINDOW:
+            self._credit_bytes += int.from_bytes(frame.payload[:4], "big")
+            self._credit_came.set()
+
+    def end(self) -> None:
+        self._ended = True
+        self._incoming.put_nowait(None)
+        self._credit_came.set()
+
+
+class RunnerLink:
+    """One runner's connection, from its hello to its end."""
+
+    def __init__(self, uid: PodUid, hello: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        self.uid = uid
+        self.hello = hello
+        self.has_pod = bool(hello.get("has_pod"))
+        self._writer = writer
+        self._streams: dict[int, Stream] = {}
+        self._last_stream = 0
+        self._alive = True
+
+    @property
+    def alive(self) -> bool:
+        return self._alive
+
+    async def send(self, frame: bytes) -> None:
+        if not self._alive:
+            raise LinkLost
+        try:
+            self._writer.write(frame)
+            await self._writer.drain()
+        except (ConnectionError, ssl.SSLError) as error:
+            raise LinkLost from error
+
+    async def tell(self, type_: str, **fields: Any) -> None:
+        await self.send(wire.control(type_, **fields))
+
+    async def open(self, what: str, **fields: Any) -> Stream:
+        self._last_stream += 1
+        stream = self._streams[self._last_stream] = Stream(self, self._last_stream)
+        await self.tell("open", stream=self._last_stream, what=what, **fields)
+        return stream
+
+    async def forget(self, number: int) -> None:
+        if self._streams.pop(number, None) is not None:
+            with contextlib.suppress(LinkLost):
+                await self.send(wire.pack(wire.CLOSE, number))
+
+    def route(self, frame: wire.Frame) -> None:
+        stream = self._streams.get(frame.stream)
+        if stream is None:
+            return  # closed on our side while the frame was under way
+        if frame.kind == wire.CLOSE:
+            del self._streams[frame.stream]
+            stream.end()
+        else:
+            stream.take(frame)
+
+    def end(self) -> None:
+        self._alive = False
+        for stream in self._streams.values():
+            stream.end()
+        self._streams.clear()
+        self._writer.close()
+
+
+class LinkServer:
+    """Listens for runners. `on_link` admits a link (False: unknown pod), `on_message` gets its control messages,
+    `on_end` its end."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        on_link: Callable[[RunnerLink], Awaitable[None]],
+        on_message: Callable[[RunnerLink, dict[str, Any]], Awaitable[None]],
+        on_end: Callable[[RunnerLink], None],
+    ) -> None:
+        self._settings = settings
+        self._on_link = on_link
+        self._on_message = on_message
+        self._on_end = on_end
+
+    async def start(self, port: int) -> asyncio.Server:
+        context = ssl.create_default_context(
+            ssl.Purpose.CLIENT_AUTH, cafile=str(self._settings.pki("hub-ca.crt"))
+        )
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.load_cert_chain(
+            str(self._settings.pki("hub-server.crt")), str(self._settings.pki("hub-server.key"))
+        )
+        return await asyncio.start_server(self._serve, "0.0.0.0", port, ssl=context, backlog=1024)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        link = None
+        try:
+            uid = _pod_of(writer)
+            link = await asyncio.wait_for(self._greet(uid, reader, writer), HELLO_TIMEOUT_S)
+            await self._on_link(link)
+            while True:
+                await self._dispatch(link, await _read_frame(reader))
+        except (OSError, asyncio.IncompleteReadError, TimeoutError, LinkLost):
+            pass
+        except (wire.ProtocolError, ValueError, KeyError, TypeError) as error:
+            log.warning("a runner's connection was ended: %s: %s", type(error).__name__, error)
+        finally:
+            if link is not None:
+                link.end()
+                self._on_end(link)
+            writer.close()
+
+    async def _greet(
+        self, uid: PodUid, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> RunnerLink:
+        frame = await _read_frame(reader)
+        hello = json.loads(frame.payload)
+        if (
+            frame.kind != wire.CONTROL
+            or hello.get("type") != "hello"
+            or hello.get("protocol") != wire.PROTOCOL
+        ):
+            raise wire.ProtocolError("no hello of this protocol")
+        if hello.get("pod_uid") != uid:
+            raise wire.ProtocolError("the hello names another pod than the certificate")
+        return RunnerLink(uid, hello, writer)
+
+    async def _dispatch(self, link: RunnerLink, frame: wire.Frame) -> None:
+        if frame.kind == wire.CONTROL:
+            await self._on_message(link, json.loads(frame.payload))
+        else:
+            link.route(frame)
+
+
+def _pod_of(writer: asyncio.StreamWriter) -> PodUid:
+    certificate = writer.get_extra_info("peercert") or {}
+    names = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
+    if len(names) != 1 or not names[0].startswith(POD_NAME_PREFIX):
+        raise wire.ProtocolError("the certificate names no pod")
+    return PodUid(names[0].removeprefix(POD_NAME_PREFIX))
+
+
+async def _read_frame(reader: asyncio.StreamReader) -> wire.Frame:
+    length, kind, stream = wire.parse_header(await reader.readexactly(wire.HEADER_BYTES))
+    return wire.Frame(kind, stream, await reader.readexactly(length))

@@ -1,0 +1,142 @@
+"""One batched look at Slurm for all jobs: the safety net under what runners tell.
+
+Polls fast while somebody waits for news, slowly when all is quiet; `refresh()` asks for a look now and waits for it.
+Never fails a pod because Slurm did not answer: an unreachable slurmctld changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pwd
+from collections.abc import Callable, Iterable
+
+from slurmlet.base.errors import SlurmletError
+from slurmlet.hub.settings import Settings
+from slurmlet.model import jobs, jobstates
+from slurmlet.model.ids import JobId, PodUid
+from slurmlet.model.jobstates import Fate
+from slurmlet.model.slurmfacts import EndedJob, Job
+from slurmlet.slurm.client import Scheduler
+
+log = logging.getLogger(__name__)
+# Two looks are never closer than this, however many ask.
+_SHORTEST_S = 0.15
+
+
+class SlurmWatch:
+    """What Slurm knows of this cluster's jobs, kept fresh."""
+
+    def __init__(self, settings: Settings, slurm: Scheduler, on_look: Callable[[], None]) -> None:
+        self._settings = settings
+        self._slurm = slurm
+        self._on_look = on_look
+        self._jobs: dict[PodUid, Job] = {}
+        self._by_id: dict[JobId, Job] = {}
+        self._ended: dict[JobId, Fate] = {}
+        self._wanted = asyncio.Event()
+        self._looked = asyncio.Condition()
+        self._begun = 0
+        self._completed = 0
+        self.busy: Callable[[], bool] = lambda: False
+
+    @property
+    def looked(self) -> bool:
+        return self._completed > 0
+
+    @property
+    def mark(self) -> int:
+        """A moment in time: a look with a higher number began after it."""
+        return self._begun
+
+    def looked_since(self, mark: int) -> bool:
+        """Whether a whole look lies after `mark`; before that, a job's absence means nothing."""
+        return self._completed > mark
+
+    def job(self, uid: PodUid) -> Job | None:
+        """The newest job of a pod that slurmctld remembers."""
+        return self._jobs.get(uid)
+
+    def all_jobs(self) -> dict[PodUid, Job]:
+        return dict(self._jobs)
+
+    def poke(self) -> None:
+        """A look soon, without waiting for it."""
+        self._wanted.set()
+
+    async def refresh(self) -> None:
+        """A look that began after this call."""
+        async with self._looked:
+            mark = self._begun
+            self._wanted.set()
+            await self._looked.wait_for(lambda: self.looked_since(mark))
+
+    async def fate(self, job_id: JobId) -> Fate | None:
+        """What became of a job; None while nobody can say (Slurm is away)."""
+        known = self._ended.get(job_id)
+        if known is not None:
+            return known
+        in_queue = self._by_id.get(job_id)
+        if in_queue is not None and not jobstates.is_over(in_queue.state):
+            return jobstates.fate_of(in_queue)
+        try:
+            ended = (await asyncio.to_thread(self._slurm.ended, [job_id])).get(job_id)
+        except SlurmletError as error:
+            log.warning("how job %s ended is not known yet: %s", job_id, error.message)
+            return None
+        fate = _combine(job_id, in_queue, ended)
+        if fate.stage is jobstates.Stage.ENDED:
+            self._ended[job_id] = fate
+        return fate
+
+    def forget(self, job_id: JobId) -> None:
+        self._ended.pop(job_id, None)
+
+    async def run(self) -> None:
+        while True:
+            self._wanted.clear()
+            self._begun += 1
+            try:
+                listed = await asyncio.to_thread(self._slurm.jobs)
+                self._take(listed)
+            except SlurmletError as error:
+                log.warning("squeue: %s", error.message)
+                await asyncio.sleep(self._settings.busy_poll_s)
+                continue
+            async with self._looked:
+                self._completed = self._begun
+                self._looked.notify_all()
+            self._on_look()
+            await asyncio.sleep(_SHORTEST_S)
+            interval_s = self._settings.busy_poll_s if self.busy() else self._settings.calm_poll_s
+            try:
+                await asyncio.wait_for(self._wanted.wait(), interval_s)
+            except TimeoutError:
+                pass
+
+    def _take(self, listed: Iterable[Job]) -> None:
+        found: dict[PodUid, Job] = {}
+        for job in listed:
+            uid = jobs.uid_of(self._settings.cluster_id, job.comment)
+            # Should a pod ever have two jobs, the older one ran it: the claim in the pod's directory sees to that.
+            if uid is not None and (uid not in found or int(job.job_id) < int(found[uid].job_id)):
+                found[uid] = job
+        self._jobs = found
+        self._by_id = {job.job_id: job for job in found.values()}
+
+
+def _combine(job_id: JobId, in_queue: Job | None, ended: EndedJob | None) -> Fate:
+    """Accounting may lag behind slurmctld: the one that says "over" is right."""
+    if ended is not None and jobstates.is_over(ended.state):
+        names = {}
+        if ended.cancelled_by_uid is not None:
+            try:
+                names[ended.cancelled_by_uid] = pwd.getpwuid(ended.cancelled_by_uid).pw_name
+            except KeyError:
+                pass
+        return jobstates.fate_of_ended(ended, names)
+    if in_queue is not None:
+        return jobstates.fate_of(in_queue)
+    if ended is not None:
+        return jobstates.fate_of_ended(ended)
+    return jobstates.fate_of_lost(job_id)

@@ -1,0 +1,77 @@
+"""The kubelet's HTTP API, for all nodes at once: logs, exec, and what tools ask of a kubelet.
+
+TLS with client certificates; only the API server's own certificate is let in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
+
+from slurmlet.hub.execing import serve_exec
+from slurmlet.hub.logging_api import serve_logs
+from slurmlet.hub.pods import Pods
+from slurmlet.hub.settings import Settings
+
+API_SERVER = "slurmlet:kubelet-client"
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@web.middleware
+async def _only_the_api_server(request: web.Request, handler: Handler) -> web.StreamResponse:
+    certificate = request.transport.get_extra_info("peercert") if request.transport else None
+    names = [v for part in (certificate or {}).get("subject", ()) for k, v in part if k == "commonName"]
+    if names != [API_SERVER]:
+        raise web.HTTPForbidden(text="only the API server may ask\n")
+    return await handler(request)
+
+
+class KubeletServer:
+    def __init__(self, settings: Settings, pods: Pods) -> None:
+        self._settings = settings
+        self._pods = pods
+
+    async def start(self, port: int) -> web.AppRunner:
+        app = web.Application(middlewares=[_only_the_api_server])
+        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/pods", self._list_pods)
+        app.router.add_get("/runningpods/", self._list_pods)
+        app.router.add_get("/containerLogs/{namespace}/{pod}/{container}", self._logs)
+        for method in ("GET", "POST"):
+            app.router.add_route(method, "/exec/{namespace}/{pod}/{container}", self._exec)
+        # Cancellation tells a handler that its client went away: a follower must not wait for the next line.
+        runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, "0.0.0.0", port, ssl_context=self._tls()).start()
+        return runner
+
+    def _tls(self) -> ssl.SSLContext:
+        settings = self._settings
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(settings.pki("hub-ca.crt")))
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_cert_chain(str(settings.pki("hub-server.crt")), str(settings.pki("hub-server.key")))
+        return context
+
+    async def _healthz(self, _: web.Request) -> web.Response:
+        return web.Response(text="ok")
+
+    async def _list_pods(self, _: web.Request) -> web.Response:
+        items = [worker.pod for worker in self._pods]
+        body: dict[str, Any] = {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items}
+        return web.Response(text=json.dumps(body), content_type="application/json")
+
+    async def _logs(self, request: web.Request) -> web.StreamResponse:
+        return await serve_logs(request, self._settings, self._pods)
+
+    async def _exec(self, request: web.Request) -> web.StreamResponse:
+        return await serve_exec(request, self._pods)
+
+
+async def port_of(runner: web.AppRunner) -> int:
+    await asyncio.sleep(0)
+    return int(runner.addresses[0][1])

@@ -1,0 +1,59 @@
+"""What the hub knows from the start: the cluster's configuration and keys, read once from its directory."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurmlet.base.errors import SlurmletError
+from slurmlet.base.files import read_json
+from slurmlet.base.layout import ClusterFiles
+
+SERVER_NAME = "hub.slurmlet"
+
+
+@dataclass(frozen=True)
+class Settings:
+    files: ClusterFiles
+    cluster: str
+    cluster_id: str
+    kubernetes_version: str
+    api_address: str
+    api_port: int
+    partitions: frozenset[str] | None  # None: all of the site's
+    host: str
+    # Slurm is asked this often while some job needs watching, and this often when all is quiet.
+    busy_poll_s: float = 1.0
+    calm_poll_s: float = 10.0
+    lease_s: int = 40
+    lease_renew_s: float = 10.0
+    partition_poll_s: float = 20.0
+    sbatch_at_once: int = 8
+    pulls_at_once: int = 3
+
+    @property
+    def api_url(self) -> str:
+        return f"https://{self.api_address}:{self.api_port}"
+
+    def pki(self, name: str) -> Path:
+        return self.files.pki / name
+
+
+def load(directory: Path) -> Settings:
+    config = read_json(directory / "cluster.json")
+    if not config:
+        raise SlurmletError(f"{directory} holds no cluster", hint="Run: slurmlet up")
+    partitions = config.get("partitions")
+    return Settings(
+        files=ClusterFiles(directory),
+        cluster=config["name"],
+        cluster_id=config["id"],
+        kubernetes_version=config["kubernetes"],
+        api_address=config["api_address"],
+        api_port=int(config["api_port"]),
+        partitions=frozenset(partitions) if partitions else None,
+        host=socket.gethostname(),
+        busy_poll_s=float(os.environ.get("SLURMLET_POLL_S", "1.0")),
+    )

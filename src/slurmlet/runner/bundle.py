@@ -1,0 +1,180 @@
+"""The OCI runtime configuration of one run of a container. Pure: plan and facts in, a JSON-able value out.
+
+Resources and cgroups are left out on purpose: Slurm limits the job, and a user has no cgroup to write to.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Dict, List, NamedTuple, Optional
+
+from slurmlet.runner.sandbox import SINGLE, Mapping
+from slurmlet.runner.users import User
+
+# containerd's default set.
+DEFAULT_CAPS = (
+    "CHOWN DAC_OVERRIDE FSETID FOWNER MKNOD NET_RAW SETGID SETUID SETFCAP SETPCAP NET_BIND_SERVICE SYS_CHROOT KILL "
+    "AUDIT_WRITE"
+).split()
+_ALL_CAPS = (
+    "CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE NET_BIND_SERVICE "
+    "NET_BROADCAST NET_ADMIN NET_RAW IPC_LOCK IPC_OWNER SYS_MODULE SYS_RAWIO SYS_CHROOT SYS_PTRACE SYS_PACCT SYS_ADMIN "
+    "SYS_BOOT SYS_NICE SYS_RESOURCE SYS_TIME SYS_TTY_CONFIG MKNOD LEASE AUDIT_WRITE AUDIT_CONTROL SETFCAP MAC_OVERRIDE "
+    "MAC_ADMIN SYSLOG WAKE_ALARM BLOCK_SUSPEND AUDIT_READ"
+).split()
+
+# With one uid there is nobody else to become or to give a file to. Programs that try as root (package scripts, daemons
+# dropping privileges) are told that it worked: Charliecloud's idea ("--seccomp"), which needs no helper process.
+_FAKED = (
+    "chown chown32 fchown fchown32 fchownat lchown lchown32 setgroups setgroups32 setuid setuid32 setgid setgid32 "
+    "setreuid setreuid32 setregid setregid32 setresuid setresuid32 setresgid setresgid32 setfsuid setfsuid32 setfsgid "
+    "setfsgid32"
+).split()
+_S_IFCHR, _S_IFBLK, _S_IFMT = 0o020000, 0o060000, 0o170000
+
+_MASKED = (
+    "/proc/acpi /proc/asound /proc/kcore /proc/keys /proc/latency_stats /proc/timer_list /proc/timer_stats "
+    "/proc/sched_debug /proc/scsi /sys/firmware /sys/devices/virtual/powercap"
+).split()
+_READ_ONLY = "/proc/bus /proc/fs /proc/irq /proc/sys /proc/sysrq-trigger".split()
+
+
+class Mount(NamedTuple):
+    source: str
+    path: str
+    read_only: bool
+
+
+class Facts(NamedTuple):
+    """What the runner found out for this run."""
+
+    root: str
+    user: User
+    mapping: Mapping
+    hostname: str
+    mounts: List[Mount]
+    # /proc/<pid>/ns/pid of the pod's shared PID namespace, or "" for one of its own.
+    pid_namespace: str = ""
+
+
+def make(plan: Dict[str, Any], facts: Facts) -> Dict[str, Any]:
+    linux: Dict[str, Any] = {"namespaces": _namespaces(facts)}
+    if not plan.get("privileged"):
+        linux["maskedPaths"] = _MASKED
+        linux["readonlyPaths"] = _READ_ONLY
+    if facts.mapping.kind == SINGLE:
+        linux["seccomp"] = fake_privileges()
+        if nested(facts.user):
+            linux["uidMappings"] = [{"containerID": facts.user.uid, "hostID": 0, "size": 1}]
+            linux["gidMappings"] = [{"containerID": facts.user.gid, "hostID": 0, "size": 1}]
+    return {
+        "ociVersion": "1.0.2",
+        "process": process(plan, facts, plan["argv"], bool(plan.get("tty"))),
+        "root": {"path": facts.root, "readonly": bool(plan.get("read_only_root"))},
+        "hostname": facts.hostname,
+        "mounts": _system_mounts(facts) + [_bind(mount) for mount in facts.mounts],
+        "linux": linux,
+    }
+
+
+def process(plan: Dict[str, Any], facts: Facts, argv: List[str], tty: bool) -> Dict[str, Any]:
+    """The process part; also what an exec in the container runs."""
+    user = facts.user
+    identity: Dict[str, Any] = {"uid": user.uid, "gid": user.gid, "umask": 0o022}
+    if facts.mapping.kind != SINGLE and user.groups:
+        identity["additionalGids"] = [gid for gid in user.groups if gid < facts.mapping.gids]
+    caps = capabilities(plan)
+    granted = {name: caps for name in ("bounding", "effective", "permitted")}
+    return {
+        "terminal": tty,
+        "user": identity,
+        "args": argv,
+        "env": environment(plan, user, tty),
+        "cwd": plan.get("cwd") or "/",
+        "capabilities": granted,
+        "noNewPrivileges": bool(plan.get("no_new_privs")),
+    }
+
+
+def environment(plan: Dict[str, Any], user: User, tty: bool) -> List[str]:
+    given = {name: value for name, value in plan["env"]}
+    if tty:
+        given.setdefault("TERM", "xterm")
+    given.setdefault("HOME", user.home)
+    return [f"{name}={value}" for name, value in given.items()]
+
+
+def nested(user: User) -> bool:
+    """With one mapped uid, somebody other than root needs a user namespace of their own to be called so."""
+    return user.uid != 0 or user.gid != 0
+
+
+def capabilities(plan: Dict[str, Any]) -> List[str]:
+    add = {_cap(name) for name in plan.get("add_caps") or []}
+    drop = {_cap(name) for name in plan.get("drop_caps") or []}
+    if plan.get("privileged") or "ALL" in add:
+        base = list(_ALL_CAPS)
+    else:
+        base = [] if "ALL" in drop else list(DEFAULT_CAPS)
+    kept = [name for name in base if name not in drop]
+    kept += sorted(name for name in add if name != "ALL" and name not in kept)
+    return ["CAP_" + name for name in kept]
+
+
+def _cap(name: str) -> str:
+    upper = name.upper()
+    return upper[4:] if upper.startswith("CAP_") else upper
+
+
+def _namespaces(facts: Facts) -> List[Dict[str, str]]:
+    names = [{"type": kind} for kind in ("mount", "ipc", "uts")]
+    pid = {"type": "pid"}
+    if facts.pid_namespace:
+        pid["path"] = facts.pid_namespace
+    names.append(pid)
+    if facts.mapping.kind == SINGLE and nested(facts.user):
+        names.append({"type": "user"})
+    return names
+
+
+def _system_mounts(facts: Facts) -> List[Dict[str, Any]]:
+    pts = ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620"]
+    if facts.mapping.gids > 5:
+        pts.append("gid=5")
+    quiet = ["nosuid", "noexec", "nodev"]
+    return [
+        _mount("/proc", "proc", "proc", quiet),
+        _mount("/dev", "tmpfs", "tmpfs", ["nosuid", "strictatime", "mode=755", "size=65536k"]),
+        _mount("/dev/pts", "devpts", "devpts", pts),
+        _mount("/dev/shm", "tmpfs", "shm", [*quiet, "mode=1777"]),
+        _mount("/dev/mqueue", "mqueue", "mqueue", quiet),
+        # A new sysfs belongs to the owner of the network namespace, which is the host.
+        _mount("/sys", "none", "/sys", ["rbind", "ro", *quiet]),
+    ]
+
+
+def _mount(path: str, kind: str, source: str, options: List[str]) -> Dict[str, Any]:
+    return {"destination": path, "type": kind, "source": source, "options": options}
+
+
+def _bind(mount: Mount) -> Dict[str, Any]:
+    return _mount(mount.path, "bind", mount.source, ["rbind", "ro" if mount.read_only else "rw", "rprivate"])
+
+
+def fake_privileges() -> Dict[str, Any]:
+    succeed = {"action": "SCMP_ACT_ERRNO", "errnoRet": 0}
+    rules: List[Dict[str, Any]] = [{"names": _FAKED, **succeed}]
+    for name, argument in (("mknod", 1), ("mknodat", 2)):
+        for kind in (_S_IFCHR, _S_IFBLK):
+            test = {"index": argument, "value": _S_IFMT, "valueTwo": kind, "op": "SCMP_CMP_MASKED_EQ"}
+            rules.append({"names": [name], "args": [test], **succeed})
+    return {"defaultAction": "SCMP_ACT_ALLOW", "architectures": _architectures(), "syscalls": rules}
+
+
+def _architectures(machine: Optional[str] = None) -> List[str]:
+    known = {
+        "x86_64": ["SCMP_ARCH_X86_64", "SCMP_ARCH_X86", "SCMP_ARCH_X32"],
+        "aarch64": ["SCMP_ARCH_AARCH64", "SCMP_ARCH_ARM"],
+        "ppc64le": ["SCMP_ARCH_PPC64LE"],
+    }
+    return known.get(machine or os.uname().machine, [])

@@ -1,0 +1,104 @@
+"""What the parts of a running pod share, and the files every container of it gets."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Dict, List, NamedTuple, Protocol
+
+from slurmlet.runner.bundle import Mount
+from slurmlet.runner.children import Children
+from slurmlet.runner.claiming import PodDir
+from slurmlet.runner.loop import Loop
+from slurmlet.runner.overlay import Roots
+from slurmlet.runner.reporting import Reporter
+from slurmlet.runner.runtime import Runtime
+from slurmlet.runner.sandbox import Mapping
+from slurmlet.runner.scratch import Scratch
+from slurmlet.runner.volumes import Volumes
+
+
+class Network(Protocol):
+    """The pod's network as its containers see it. Pod networks of their own come as another implementation."""
+
+    def address(self) -> str: ...
+
+    def hostname(self) -> str: ...
+
+    def resolv_conf(self) -> str: ...
+
+
+class HostNetwork:
+    """The host's own network namespace: the pod's address is the node's."""
+
+    def __init__(self, hostname: str, address: str) -> None:
+        self._hostname, self._address = hostname, address
+
+    def address(self) -> str:
+        return self._address
+
+    def hostname(self) -> str:
+        return self._hostname
+
+    def resolv_conf(self) -> str:
+        try:
+            with open("/etc/resolv.conf", encoding="utf-8", errors="replace") as file:
+                return file.read()
+        except OSError:
+            return ""
+
+
+class PodContext(NamedTuple):
+    loop: Loop
+    children: Children
+    runtime: Runtime
+    roots: Roots
+    volumes: Volumes
+    scratch: Scratch
+    reporter: Reporter
+    mapping: Mapping
+    network: Network
+    pod: PodDir
+    plan: Dict[str, Any]
+    # Of the pod's shared PID namespace, or "".
+    pid_namespace: str
+
+    @property
+    def full_name(self) -> str:
+        """The kubelet's way to name a pod in messages."""
+        return f"{self.plan['name']}_{self.plan['namespace']}({self.plan['uid']})"
+
+
+def hosts_file(network: Network, extra: List[List[str]]) -> str:
+    lines = [
+        "# Kubernetes-managed hosts file.",
+        "127.0.0.1\tlocalhost",
+        "::1\tlocalhost ip6-localhost ip6-loopback",
+        "fe00::\tip6-localnet",
+        "fe00::\tip6-mcastprefix",
+        "fe00::1\tip6-allnodes",
+        "fe00::2\tip6-allrouters",
+        f"{network.address()}\t{network.hostname()}",
+    ]
+    if extra:
+        lines += ["", "# Entries added by HostAliases."]
+        lines += ["\t".join(str(word) for word in entry) for entry in extra]
+    return "\n".join(lines) + "\n"
+
+
+def write_etc(scratch: Scratch, network: Network, plan: Dict[str, Any]) -> None:
+    """hosts, hostname and resolv.conf: one set for the pod, as the kubelet does it."""
+    directory = scratch.private_dir("etc")
+    contents = {
+        "hosts": hosts_file(network, plan.get("hosts") or []),
+        "hostname": network.hostname() + "\n",
+        "resolv.conf": network.resolv_conf(),
+    }
+    for name, text in contents.items():
+        with open(os.path.join(directory, name), "w", encoding="utf-8") as file:
+            file.write(text)
+
+
+def etc_mounts(scratch: Scratch, taken: List[str]) -> List[Mount]:
+    directory = scratch.private_dir("etc")
+    wanted = [(f"/etc/{name}", os.path.join(directory, name)) for name in ("hosts", "hostname", "resolv.conf")]
+    return [Mount(source, path, False) for path, source in wanted if path not in taken]

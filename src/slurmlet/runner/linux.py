@@ -1,0 +1,70 @@
+"""The few Linux calls Python 3.9 does not have, through libc. Nothing here knows what a pod is."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Any
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
+MS_REMOUNT, MS_BIND, MS_REC, MS_SLAVE = 32, 4096, 16384, 1 << 19
+MNT_DETACH = 2
+
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
+
+
+def _libc() -> Any:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def unshare(flags: int) -> None:
+    _check(_libc().unshare(flags), "unshare")
+
+
+def mount(source: str, target: str, kind: str, flags: int = 0, options: str = "") -> None:
+    arguments = [os.fsencode(source), os.fsencode(target), os.fsencode(kind)]
+    result = _libc().mount(*arguments, ctypes.c_ulong(flags), os.fsencode(options) if options else None)
+    _check(result, f"mount {kind or source} on {target}")
+
+
+def unmount(target: str, flags: int = MNT_DETACH) -> None:
+    _check(_libc().umount2(os.fsencode(target), flags), f"umount {target}")
+
+
+def bind(source: str, target: str, read_only: bool = False) -> None:
+    mount(source, target, "", MS_BIND | MS_REC)
+    if read_only:
+        mount(source, target, "", MS_BIND | MS_REMOUNT | MS_RDONLY | _locked_flags(target))
+
+
+def _locked_flags(path: str) -> int:
+    """Flags of the file system below that a user namespace may not take away in a remount."""
+    seen = os.statvfs(path).f_flag
+    return seen & (MS_NOSUID | MS_NODEV | MS_NOEXEC | 1024 | 2048)
+
+
+def pivot_root(new_root: str, put_old: str) -> None:
+    # Not in every libc; the number of the system call differs by machine.
+    number = {"x86_64": 155, "aarch64": 41, "ppc64le": 203}.get(os.uname().machine)
+    if number is None:
+        raise OSError(f"no pivot_root known for {os.uname().machine}")
+    _check(_libc().syscall(number, os.fsencode(new_root), os.fsencode(put_old)), "pivot_root")
+
+
+def die_with_parent(signal_number: int) -> None:
+    _check(_libc().prctl(_PR_SET_PDEATHSIG, signal_number, 0, 0, 0), "prctl")
+
+
+def forbid_inspection() -> None:
+    """No process of the same user may read our memory or descriptors (the pod's key is in them)."""
+    _check(_libc().prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl")

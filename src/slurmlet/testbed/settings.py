@@ -1,0 +1,158 @@
+"""What a testbed is made of: its plan, its names and addresses, and where its files lie.
+
+Pure values; every other module of the room reads them from here. Must never touch the machine.
+
+    <cache>/testbed/
+      <suite>/root/            the hosts' root file system (kept)      <suite>/venv/    slurmlet for its users (kept)
+      <suite>/wheels/          dependency wheels (kept)                <suite>/mariadb/ an initialised database (kept)
+      images/                  test images (kept)                      downloads/       .deb files (kept)
+      run/                     all that lives and dies with one testbed; `down` removes it
+        plan.json  state       what runs
+        hosts/<name>.json      the init process of each host           hosts/<name>/log, lib: its /var/log, /var/lib/slurm
+        etc/  home/  opt/      /etc, /home, /opt/slurmlet of all hosts
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from slurmlet.base.errors import UserError
+from slurmlet.base.layout import cache_dir
+
+SUITES = {"24.11": "trixie", "22.05": "bookworm"}
+DEFAULT_SLURM = "24.11"
+MAX_NODES = 64
+
+LOGIN = "login"
+SWITCH = "switch"  # holds the bridge; no Slurm, no user ever gets there
+USERS = {"user1": 1001, "user2": 1002}
+# user1 has a single uid, the common case on real sites; user2 shows the other way.
+SUBUID_RANGES = {"user2": (200000, 65536)}
+
+# All hosts hang on a bridge in a network namespace of its own, so this range cannot meet one of the machine.
+NETWORK = "10.213.77"
+CPUS_PER_NODE = 16
+MEMORY_PER_NODE_MB = 6000
+SCRATCH_BYTES = 2 << 30
+
+MARKER = "SLURMLET_TESTBED"  # in the environment of each host's init, so that leftovers are found without our files
+OPT = "/opt/slurmlet"
+USER_PATH = f"{OPT}/venv/bin:{OPT}/upstream:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+REGISTRY = "localhost:5000"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `testbed up` was asked for."""
+
+    nodes: int = 3
+    slurm: str = DEFAULT_SLURM
+    accounting: bool = True
+    rest: bool = True
+
+    def __post_init__(self) -> None:
+        if self.slurm not in SUITES:
+            raise UserError(
+                f"no Slurm {self.slurm} in the testbed", hint=f"Choose one of {', '.join(SUITES)}."
+            )
+        if not 1 <= self.nodes <= MAX_NODES:
+            raise UserError(f"{self.nodes} nodes are not possible", hint=f"Choose 1 to {MAX_NODES}.")
+
+    @property
+    def suite(self) -> str:
+        return SUITES[self.slurm]
+
+    @property
+    def compute_hosts(self) -> tuple[str, ...]:
+        return tuple(f"c{number}" for number in range(1, self.nodes + 1))
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return (LOGIN, *self.compute_hosts)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def address_of(host: str) -> str:
+    return f"{NETWORK}.1" if host == LOGIN else f"{NETWORK}.{10 + int(host.removeprefix('c'))}"
+
+
+def user_environment(user: str, term: str = "dumb") -> dict[str, str]:
+    """What a login shell of the user would have; nothing of the machine's own environment leaks in."""
+    return {
+        "HOME": "/root" if user == "root" else f"/home/{user}",
+        "USER": user,
+        "LOGNAME": user,
+        "SHELL": "/bin/bash",
+        "PATH": USER_PATH,
+        "LANG": "C.UTF-8",
+        "TERM": term,
+        "SLURMLET_UPSTREAM_DIR": f"{OPT}/upstream",
+    }
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Where one testbed keeps its files."""
+
+    base: Path
+
+    @classmethod
+    def default(cls) -> Paths:
+        return cls(cache_dir() / "testbed")
+
+    @property
+    def lock(self) -> Path:
+        return self.base / "lock"
+
+    @property
+    def run(self) -> Path:
+        return self.base / "run"
+
+    @property
+    def plan(self) -> Path:
+        return self.run / "plan.json"
+
+    @property
+    def etc(self) -> Path:
+        return self.run / "etc"
+
+    @property
+    def home(self) -> Path:
+        return self.run / "home"
+
+    @property
+    def opt(self) -> Path:
+        return self.run / "opt"
+
+    @property
+    def hosts(self) -> Path:
+        return self.run / "hosts"
+
+    @property
+    def images(self) -> Path:
+        return self.base / "images"
+
+    def suite(self, plan: Plan) -> Path:
+        return self.base / plan.suite
+
+    def root(self, plan: Plan) -> Path:
+        return self.suite(plan) / "root"
+
+    def venv(self, plan: Plan) -> Path:
+        return self.suite(plan) / "venv"
+
+    def wheels(self, plan: Plan) -> Path:
+        return self.suite(plan) / "wheels"
+
+    def database(self, plan: Plan) -> Path:
+        return self.suite(plan) / "mariadb"
+
+    def host_record(self, host: str) -> Path:
+        return self.hosts / f"{host}.json"
+
+    def host_dir(self, host: str) -> Path:
+        return self.hosts / host
