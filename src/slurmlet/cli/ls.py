@@ -6,7 +6,7 @@ import dataclasses
 
 import click
 
-from slurmlet.base.console import emit_json, emit_table
+from slurmlet.base.console import emit_json, emit_table, say
 from slurmlet.controlplane.inspecting import age, clusters
 
 
@@ -17,6 +17,9 @@ def command(output: str) -> None:
     lines = clusters()
     if output == "json":
         emit_json([dataclasses.asdict(line) for line in lines])
+        return
+    if not lines:
+        say("No clusters yet; `slurmlet up` makes one.")
         return
     emit_table(
         ["NAME", "STATE", "HOST", "UP", "API"],

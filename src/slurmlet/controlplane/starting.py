@@ -16,12 +16,13 @@ from pathlib import Path
 
 from slurmlet.base.console import Steps
 from slurmlet.base.errors import SlurmletError, UserError
+from slurmlet.base.files import read_json
 from slurmlet.base.layout import ClusterFiles
 from slurmlet.base.processes import run
 from slurmlet.controlplane import config as configs
 from slurmlet.controlplane import kubeconfigs
 from slurmlet.controlplane.addressing import advertised_address, host_addresses, host_name
-from slurmlet.controlplane.components import BINARIES
+from slurmlet.controlplane.components import BINARIES, HUB
 from slurmlet.controlplane.config import ClusterConfig
 from slurmlet.controlplane.probing import ApiProbe
 from slurmlet.controlplane.runfiles import (
@@ -157,20 +158,27 @@ def _spawn(files: ClusterFiles, binaries: Path) -> None:
 
 def _wait_until_usable(files: ClusterFiles, steps: Steps, timeout_s: float) -> list[str]:
     probe = ApiProbe(files)
-    deadline_s = time.monotonic() + timeout_s
+    watch = _Watch(files, time.monotonic() + timeout_s, _deaths(files))
     try:
         with steps.step("API server"):
-            _wait(files, probe.ready, deadline_s, lambda: _why_not_ready(probe))
+            watch.until(probe.ready, lambda: _why_not_ready(probe))
         with steps.step("nodes"):
-            _wait(files, lambda: _all_ready(probe), deadline_s, lambda: _why_no_nodes(files, probe))
+            watch.until(lambda: _hub_serves(files) and _all_ready(probe), lambda: _why_no_nodes(files, probe))
         with steps.step("service account"):
-            _wait(
-                files, probe.has_default_account, deadline_s,
+            watch.until(
+                probe.has_default_account,
                 lambda: ("kube-controller-manager", "there is no default service account"),
-            )  # fmt: skip
+            )
         return [node.name for node in probe.nodes()]
     finally:
         probe.close()
+
+
+def _hub_serves(files: ClusterFiles) -> bool:
+    """Whether the hub of this start listens: Nodes may still look Ready from the days of an earlier one."""
+    told = read_json(files.hub)
+    hub = read_components(run_files(files)).get(HUB, {})
+    return isinstance(told, dict) and hub.get("pid") is not None and told.get("pid") == hub["pid"]
 
 
 def _all_ready(probe: ApiProbe) -> bool:
@@ -190,18 +198,29 @@ def _why_no_nodes(files: ClusterFiles, probe: ApiProbe) -> tuple[str, str]:
     return "hub", f"{what} (see {files.logs / 'hub.log'})"
 
 
-def _wait(
-    files: ClusterFiles, done: Callable[[], bool], deadline_s: float, why: Callable[[], tuple[str, str]]
-) -> None:
-    while not done():
-        if running_supervisor(files, "up") is None:
-            raise _failed(files, "supervisor", "the supervisor ended")
-        for name, state in read_components(run_files(files)).items():
-            if state["restarts"] >= _HOPELESS_DEATHS and not done():
-                raise _failed(files, name, f"{name} keeps ending (exit status {state['last_exit']})")
-        if time.monotonic() > deadline_s:
-            raise _failed(files, *why())
-        time.sleep(_POLL_S)
+@dataclass(frozen=True)
+class _Watch:
+    """Waits for things while an eye stays on the supervisor and its components."""
+
+    files: ClusterFiles
+    deadline_s: float
+    # How often each component had ended before: a cluster that runs for weeks has a past.
+    earlier_deaths: dict[str, int]
+
+    def until(self, done: Callable[[], bool], why: Callable[[], tuple[str, str]]) -> None:
+        while not done():
+            if running_supervisor(self.files, "up") is None:
+                raise _failed(self.files, "supervisor", "the supervisor ended")
+            for name, deaths in _deaths(self.files).items():
+                if deaths - self.earlier_deaths.get(name, 0) >= _HOPELESS_DEATHS:
+                    raise _failed(self.files, name, f"{name} keeps ending")
+            if time.monotonic() > self.deadline_s:
+                raise _failed(self.files, *why())
+            time.sleep(_POLL_S)
+
+
+def _deaths(files: ClusterFiles) -> dict[str, int]:
+    return {name: int(state["restarts"]) for name, state in read_components(run_files(files)).items()}
 
 
 def _failed(files: ClusterFiles, component: str, what: str) -> StartError:

@@ -7,6 +7,7 @@ ended; `down` cancels the Slurm jobs then, while nobody can submit new ones). It
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shutil
@@ -161,7 +162,8 @@ class Supervisor:
         for component in self._plan(changed):
             self._children[component.name].component = component
         for other in affected:
-            self._children[other].stop()
+            # No grace: an API server without its etcd would use all of it.
+            self._children[other].stop(grace_s=0)
             self._children[other].due_s = 0.0
 
     def _hold(self, child: Child) -> None:
@@ -208,7 +210,9 @@ def cap(log: Path) -> None:
 
 
 def _log(text: str) -> None:
-    print(f"{now()} {text}", flush=True)
+    # A full disk must not take the cluster down.
+    with contextlib.suppress(OSError):
+        print(f"{now()} {text}", flush=True)
 
 
 def run_as_program() -> None:

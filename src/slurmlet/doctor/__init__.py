@@ -1,1 +1,1 @@
-"""What a site offers, what slurmlet makes of it, and what is lost without it."""
+"""What a site offers and lacks: collects facts here and (through a job) on a node, judges them. Changes nothing."""

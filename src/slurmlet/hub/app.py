@@ -24,7 +24,7 @@ from slurmlet.hub.polling import SlurmWatch
 from slurmlet.hub.serving import KubeletServer
 from slurmlet.hub.settings import SERVER_NAME, Settings
 from slurmlet.hub.submitting import Submitter
-from slurmlet.hub.worker import Tools
+from slurmlet.hub.tools import Tools
 from slurmlet.images.store import Store
 from slurmlet.kube.client import ApiClient, ApiError
 from slurmlet.kube.events import EventRecorder

@@ -10,7 +10,8 @@ from typing import Any
 
 from slurmlet.base.errors import SlurmletError
 from slurmlet.hub.links import RunnerLink
-from slurmlet.hub.worker import PodWorker, Tools
+from slurmlet.hub.tools import Tools
+from slurmlet.hub.worker import PodWorker
 from slurmlet.model import jobstates
 from slurmlet.model.ids import PodUid
 
@@ -45,9 +46,9 @@ class Pods:
         # Before Slurm's first answer a running job could be taken for a missing one, and submitted twice.
         await self._ready.wait()
         await worker.run()
-        del self._workers[worker.uid]
-        if self._by_name.get(_name(worker.pod)) is worker:
-            del self._by_name[_name(worker.pod)]
+        del self._workers[worker.state.uid]
+        if self._by_name.get(_name(worker.state.pod)) is worker:
+            del self._by_name[_name(worker.state.pod)]
 
     def slurm_looked(self) -> None:
         self._ready.set()
@@ -55,7 +56,7 @@ class Pods:
             worker.nudge()
 
     def busy(self) -> bool:
-        return any(worker.watching for worker in self._workers.values())
+        return any(worker.state.needs_slurm for worker in self._workers.values())
 
     def named(self, namespace: str, name: str) -> PodWorker | None:
         return self._by_name.get((namespace, name))

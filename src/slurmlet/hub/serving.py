@@ -5,7 +5,6 @@ TLS with client certificates; only the API server's own certificate is let in.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import ssl
 from collections.abc import Awaitable, Callable
@@ -13,8 +12,8 @@ from typing import Any
 
 from aiohttp import web
 
-from slurmlet.hub.execing import serve_exec
-from slurmlet.hub.logging_api import serve_logs
+from slurmlet.hub.execserving import serve_exec
+from slurmlet.hub.logserving import serve_logs
 from slurmlet.hub.pods import Pods
 from slurmlet.hub.settings import Settings
 
@@ -61,7 +60,7 @@ class KubeletServer:
         return web.Response(text="ok")
 
     async def _list_pods(self, _: web.Request) -> web.Response:
-        items = [worker.pod for worker in self._pods]
+        items = [worker.state.pod for worker in self._pods]
         body: dict[str, Any] = {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items}
         return web.Response(text=json.dumps(body), content_type="application/json")
 
@@ -70,8 +69,3 @@ class KubeletServer:
 
     async def _exec(self, request: web.Request) -> web.StreamResponse:
         return await serve_exec(request, self._pods)
-
-
-async def port_of(runner: web.AppRunner) -> int:
-    await asyncio.sleep(0)
-    return int(runner.addresses[0][1])

@@ -12,31 +12,108 @@ from slurmlet.runner.sandbox import SINGLE, Mapping
 from slurmlet.runner.users import User
 
 # containerd's default set.
-DEFAULT_CAPS = (
-    "CHOWN DAC_OVERRIDE FSETID FOWNER MKNOD NET_RAW SETGID SETUID SETFCAP SETPCAP NET_BIND_SERVICE SYS_CHROOT KILL "
-    "AUDIT_WRITE"
-).split()
-_ALL_CAPS = (
-    "CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE NET_BIND_SERVICE "
-    "NET_BROADCAST NET_ADMIN NET_RAW IPC_LOCK IPC_OWNER SYS_MODULE SYS_RAWIO SYS_CHROOT SYS_PTRACE SYS_PACCT SYS_ADMIN "
-    "SYS_BOOT SYS_NICE SYS_RESOURCE SYS_TIME SYS_TTY_CONFIG MKNOD LEASE AUDIT_WRITE AUDIT_CONTROL SETFCAP MAC_OVERRIDE "
-    "MAC_ADMIN SYSLOG WAKE_ALARM BLOCK_SUSPEND AUDIT_READ"
-).split()
+DEFAULT_CAPS = [
+    "CHOWN",
+    "DAC_OVERRIDE",
+    "FSETID",
+    "FOWNER",
+    "MKNOD",
+    "NET_RAW",
+    "SETGID",
+    "SETUID",
+    "SETFCAP",
+    "SETPCAP",
+    "NET_BIND_SERVICE",
+    "SYS_CHROOT",
+    "KILL",
+    "AUDIT_WRITE",
+]
+_ALL_CAPS = [
+    "CHOWN",
+    "DAC_OVERRIDE",
+    "DAC_READ_SEARCH",
+    "FOWNER",
+    "FSETID",
+    "KILL",
+    "SETGID",
+    "SETUID",
+    "SETPCAP",
+    "LINUX_IMMUTABLE",
+    "NET_BIND_SERVICE",
+    "NET_BROADCAST",
+    "NET_ADMIN",
+    "NET_RAW",
+    "IPC_LOCK",
+    "IPC_OWNER",
+    "SYS_MODULE",
+    "SYS_RAWIO",
+    "SYS_CHROOT",
+    "SYS_PTRACE",
+    "SYS_PACCT",
+    "SYS_ADMIN",
+    "SYS_BOOT",
+    "SYS_NICE",
+    "SYS_RESOURCE",
+    "SYS_TIME",
+    "SYS_TTY_CONFIG",
+    "MKNOD",
+    "LEASE",
+    "AUDIT_WRITE",
+    "AUDIT_CONTROL",
+    "SETFCAP",
+    "MAC_OVERRIDE",
+    "MAC_ADMIN",
+    "SYSLOG",
+    "WAKE_ALARM",
+    "BLOCK_SUSPEND",
+    "AUDIT_READ",
+]
 
 # With one uid there is nobody else to become or to give a file to. Programs that try as root (package scripts, daemons
 # dropping privileges) are told that it worked: Charliecloud's idea ("--seccomp"), which needs no helper process.
-_FAKED = (
-    "chown chown32 fchown fchown32 fchownat lchown lchown32 setgroups setgroups32 setuid setuid32 setgid setgid32 "
-    "setreuid setreuid32 setregid setregid32 setresuid setresuid32 setresgid setresgid32 setfsuid setfsuid32 setfsgid "
-    "setfsgid32"
-).split()
+_FAKED = [
+    "chown",
+    "chown32",
+    "fchown",
+    "fchown32",
+    "fchownat",
+    "lchown",
+    "lchown32",
+    "setgroups",
+    "setgroups32",
+    "setuid",
+    "setuid32",
+    "setgid",
+    "setgid32",
+    "setreuid",
+    "setreuid32",
+    "setregid",
+    "setregid32",
+    "setresuid",
+    "setresuid32",
+    "setresgid",
+    "setresgid32",
+    "setfsuid",
+    "setfsuid32",
+    "setfsgid",
+    "setfsgid32",
+]
 _S_IFCHR, _S_IFBLK, _S_IFMT = 0o020000, 0o060000, 0o170000
 
-_MASKED = (
-    "/proc/acpi /proc/asound /proc/kcore /proc/keys /proc/latency_stats /proc/timer_list /proc/timer_stats "
-    "/proc/sched_debug /proc/scsi /sys/firmware /sys/devices/virtual/powercap"
-).split()
-_READ_ONLY = "/proc/bus /proc/fs /proc/irq /proc/sys /proc/sysrq-trigger".split()
+_MASKED = [
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/sys/firmware",
+    "/sys/devices/virtual/powercap",
+]
+_READ_ONLY = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"]
 
 
 class Mount(NamedTuple):
@@ -84,7 +161,7 @@ def process(plan: Dict[str, Any], facts: Facts, argv: List[str], tty: bool) -> D
     if facts.mapping.kind != SINGLE and user.groups:
         identity["additionalGids"] = [gid for gid in user.groups if gid < facts.mapping.gids]
     caps = capabilities(plan)
-    granted = {name: caps for name in ("bounding", "effective", "permitted")}
+    granted = dict.fromkeys(("bounding", "effective", "permitted"), caps)
     return {
         "terminal": tty,
         "user": identity,
@@ -97,7 +174,7 @@ def process(plan: Dict[str, Any], facts: Facts, argv: List[str], tty: bool) -> D
 
 
 def environment(plan: Dict[str, Any], user: User, tty: bool) -> List[str]:
-    given = {name: value for name, value in plan["env"]}
+    given = dict(plan["env"])
     if tty:
         given.setdefault("TERM", "xterm")
     given.setdefault("HOME", user.home)
@@ -112,10 +189,13 @@ def nested(user: User) -> bool:
 def capabilities(plan: Dict[str, Any]) -> List[str]:
     add = {_cap(name) for name in plan.get("add_caps") or []}
     drop = {_cap(name) for name in plan.get("drop_caps") or []}
-    if plan.get("privileged") or "ALL" in add:
-        base = list(_ALL_CAPS)
-    else:
-        base = [] if "ALL" in drop else list(DEFAULT_CAPS)
+    base = (
+        list(_ALL_CAPS)
+        if plan.get("privileged") or "ALL" in add
+        else []
+        if "ALL" in drop
+        else list(DEFAULT_CAPS)
+    )
     kept = [name for name in base if name not in drop]
     kept += sorted(name for name in add if name != "ALL" and name not in kept)
     return ["CAP_" + name for name in kept]

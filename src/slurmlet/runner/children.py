@@ -41,15 +41,11 @@ class Children:
         env: Optional[Dict[str, str]] = None,
     ) -> int:
         """Start a program with the three given descriptors; raises OSError when it cannot be started."""
-        actions: List[Any] = []
         # Two passes, by numbers above all three, or a dup2 could overwrite one that a later dup2 still needs.
         aside = max(2, *stdio) + 1
-        for number, fd in enumerate(stdio):
-            actions.append((os.POSIX_SPAWN_DUP2, fd, aside + number))
-        for number in range(3):
-            actions.append((os.POSIX_SPAWN_DUP2, aside + number, number))
-        for number in range(3):
-            actions.append((os.POSIX_SPAWN_CLOSE, aside + number))
+        actions: List[Any] = [(os.POSIX_SPAWN_DUP2, fd, aside + number) for number, fd in enumerate(stdio)]
+        actions += [(os.POSIX_SPAWN_DUP2, aside + number, number) for number in range(3)]
+        actions += [(os.POSIX_SPAWN_CLOSE, aside + number) for number in range(3)]
         pid = os.posix_spawn(
             argv[0],
             list(argv),

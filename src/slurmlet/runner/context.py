@@ -100,5 +100,7 @@ def write_etc(scratch: Scratch, network: Network, plan: Dict[str, Any]) -> None:
 
 def etc_mounts(scratch: Scratch, taken: List[str]) -> List[Mount]:
     directory = scratch.private_dir("etc")
-    wanted = [(f"/etc/{name}", os.path.join(directory, name)) for name in ("hosts", "hostname", "resolv.conf")]
+    wanted = [
+        (f"/etc/{name}", os.path.join(directory, name)) for name in ("hosts", "hostname", "resolv.conf")
+    ]
     return [Mount(source, path, False) for path, source in wanted if path not in taken]

@@ -33,7 +33,7 @@ class LogOptions(NamedTuple):
     since_time: Optional[str] = None
     tail_lines: Optional[int] = None
     limit_bytes: Optional[int] = None
-    stream: str = "All"
+    log_stream: str = "All"
 
     @classmethod
     def from_message(cls, message: Dict[str, Any]) -> LogOptions:
@@ -130,7 +130,9 @@ def log_path(directory: str, *, previous: bool, restart_count: Optional[int] = N
     current = restart_count if restart_count is not None else (present[-1] if present else -1)
     wanted = current - 1 if previous else current
     if wanted not in present:
-        raise NoLog(f"no log of run {wanted} in {os.path.basename(directory)}" if wanted >= 0 else "no log yet")
+        raise NoLog(
+            f"no log of run {wanted} in {os.path.basename(directory)}" if wanted >= 0 else "no log yet"
+        )
     return os.path.join(directory, f"{wanted}.log")
 
 
@@ -141,7 +143,7 @@ class LogReader:
         self._options = options
         self._since = options.since().encode()
         self._left = options.limit_bytes
-        self._stream = options.stream.lower().encode() if options.stream not in ("All", "") else b""
+        self._stream = options.log_stream.lower().encode() if options.log_stream not in ("All", "") else b""
         self._file = open(path, "rb")  # noqa: SIM115 - lives as long as the reader
         self._buffer = b""
         self._at_line_start = True

@@ -14,8 +14,6 @@ from typing import Callable, List
 from slurmlet.runner import linux
 from slurmlet.runner.children import Children
 
-OnMounted = Callable[[str], None]
-
 
 class Roots:
     """Makes root file systems; remembers which way works here."""
@@ -56,7 +54,9 @@ class Roots:
         os.close(null)
 
     def _copy(self, tree: str, root: str, on_done: Callable[[str, str], None]) -> None:
-        self._children.call(lambda: copy_tree(tree, root), lambda _value, error: on_done("" if error else root, error))
+        self._children.call(
+            lambda: copy_tree(tree, root), lambda _value, error: on_done("" if error else root, error)
+        )
 
     @staticmethod
     def drop(run_dir: str) -> None:

@@ -86,7 +86,9 @@ class OciRuntime:
         self._count += 1
         return os.path.join(self._state_dir, f"{what}.{self._count}")
 
-    def _start(self, verb: List[str], last: List[str], start: Start, clean: Optional[List[str]] = None) -> None:
+    def _start(
+        self, verb: List[str], last: List[str], start: Start, clean: Optional[List[str]] = None
+    ) -> None:
         log, pid_file = self._fresh("log"), self._fresh("pid")
         files = [log, pid_file, *(clean or [])]
         console = _Console(self._fresh("tty")) if start.tty else None
@@ -136,7 +138,9 @@ class _Console:
         self._directory = os.open(os.path.dirname(path), os.O_PATH | os.O_CLOEXEC)
         self._real = path
         # Scratch paths can be longer than the 108 bytes of a socket's name.
-        self.path = f"/proc/{os.getpid()}/fd/{self._directory}/{os.path.basename(path)}" if len(path) > 100 else path
+        self.path = (
+            f"/proc/{os.getpid()}/fd/{self._directory}/{os.path.basename(path)}" if len(path) > 100 else path
+        )
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.bind(self.path)
         self._socket.listen(1)

@@ -37,7 +37,9 @@ class Scratch:
 def choose_base(environ: Mapping[str, str], uid: int, name_uid: int) -> str:
     """The user's scratch on this node. `uid` is how we see ourselves (0 inside), name_uid goes into the name."""
     parents = [environ.get("SLURM_TMPDIR", ""), environ.get("TMPDIR", ""), "/tmp"]
-    parent = next(path for path in parents if path and os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK))
+    parent = next(
+        path for path in parents if path and os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)
+    )
     path = os.path.join(os.path.abspath(parent), f"slurmlet-{name_uid}")
     if private_and_ours(path, uid):
         return path

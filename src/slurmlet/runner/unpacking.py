@@ -179,7 +179,11 @@ class _Unpacker:
             os.close(handle)
 
     def _finish(self, target: str, member: tarfile.TarInfo) -> None:
-        if self._mapping.kind == SUBUID and member.uid < self._mapping.uids and member.gid < self._mapping.gids:
+        if (
+            self._mapping.kind == SUBUID
+            and member.uid < self._mapping.uids
+            and member.gid < self._mapping.gids
+        ):
             os.chown(target, member.uid, member.gid, follow_symlinks=False)
         if not member.issym():
             # After the chown, which would take setuid bits away.

@@ -23,7 +23,7 @@ hub → runner
     ack      seq: this report is written down
     open     stream, what "exec"|"logs", and for exec: container, command [..], stdin, stdout, stderr, tty (bools);
              for logs: container, follow, previous, timestamps, since_s (float or null), since_time (RFC 3339 or null),
-             tail_lines (int or null), limit_bytes (int or null), stream "All"|"Stdout"|"Stderr"
+             tail_lines (int or null), limit_bytes (int or null), log_stream "All"|"Stdout"|"Stderr"
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def window(stream: int, credit: int) -> bytes:
     return pack(WINDOW, stream, struct.pack("!I", credit))
 
 
-def parse_header(header: bytes) -> "tuple[int, int, int]":
+def parse_header(header: bytes) -> tuple[int, int, int]:
     """(length, kind, stream) of a header of HEADER_BYTES."""
     length, kind, stream = _HEADER.unpack(header)
     if kind > CLOSE or (length > MAX_PAYLOAD and kind != CONTROL) or length > 64 * MAX_PAYLOAD:

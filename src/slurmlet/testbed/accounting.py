@@ -9,6 +9,7 @@ import hashlib
 from pathlib import Path
 
 from slurmlet.base.errors import SlurmletError
+from slurmlet.base.files import locked
 from slurmlet.base.processes import run
 from slurmlet.testbed.configuring import ACCOUNT, CLUSTER, database_grants, mariadb_conf, slurmdbd_conf
 from slurmlet.testbed.namespaces import enter_argv
@@ -33,9 +34,10 @@ def prepare(paths: Paths, plan: Plan, daemons: Daemons) -> None:
     if any(data.iterdir()):
         return
     template = paths.database(plan)
-    if not _is_ready(template, plan):
-        _make(paths, plan, daemons, data)
-        return
+    with locked(paths.suite(plan) / "mariadb.lock"):
+        if not _is_ready(template, plan):
+            _make(paths, plan, daemons, data)
+            return
     run(["cp", "-a", "--reflink=auto", "--", f"{template}/.", str(data)], timeout_s=120)
 
 

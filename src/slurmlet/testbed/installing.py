@@ -15,9 +15,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from slurmlet.base.console import Steps
 from slurmlet.base.errors import SiteError
-from slurmlet.base.files import read_json, write_json
+from slurmlet.base.files import locked, read_json, write_json
 from slurmlet.base.processes import CommandError, run
 from slurmlet.testbed import packing
 from slurmlet.testbed.namespaces import enter_argv, find_init
@@ -69,18 +68,19 @@ def _link_or_copy(source: Path, target: Path) -> None:
     target.chmod(0o755)
 
 
-def install(paths: Paths, plan: Plan, steps: Steps) -> bool:
+def install(paths: Paths, plan: Plan) -> bool:
     """Make the testbed's slurmlet that of this checkout (or of this installation); whether anything was done."""
     venv, wheels = paths.venv(plan), paths.wheels(plan)
-    have = read_json(venv / _STAMP) or {}
-    want = {"slurmlet": packing.fingerprint(), "dependencies": _dependencies_key(plan, paths)}
-    if have == want:
-        return False
-    with steps.step("Installing slurmlet for the testbed's users"):
+    with locked(paths.suite(plan) / "install.lock"):
+        have = read_json(venv / _STAMP) or {}
+        want = {"slurmlet": packing.fingerprint(), "dependencies": _dependencies_key(plan, paths)}
+        if have == want:
+            return False
         wheel = packing.build_wheel(paths.suite(plan) / "build")
         whole = have.get("dependencies") != want["dependencies"]
+        # Gone until all is done: an interrupted installation is never taken for a finished one.
+        (venv / _STAMP).unlink(missing_ok=True)
         if whole:
-            (venv / _STAMP).unlink(missing_ok=True)
             _download(wheel, wheels, _target_python(paths, plan))
             # Not --clear: it would remove the directory, which is a mount point here.
             _inside(paths, ["find", f"{OPT}/venv", "-mindepth", "1", "-delete"])

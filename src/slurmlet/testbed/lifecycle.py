@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from slurmlet.base.console import Steps
@@ -59,17 +60,23 @@ def _converge(paths: Paths, plan: Plan, steps: Steps) -> _Changes:
     if fresh:
         _prepare(paths, plan)
     linked = installing.link_upstream(paths)
-    with steps.step("Booting hosts") if fresh else Steps(quiet=True).step(""):
+    with _quick(steps, "Booting hosts", not fresh):
         booted = _boot_missing(paths, plan)
     with ThreadPoolExecutor(max_workers=plan.nodes + 3) as pool:
-        installed = pool.submit(installing.install, paths, plan, steps)
+        # Meanwhile, and quietly: two spinners do not share a terminal.
+        installing_it = pool.submit(installing.install, paths, plan)
         started = _start_services(paths, plan, pool, steps)
         if started or booted:
             with steps.step("Waiting for Slurm's nodes"):
                 _await_nodes(Testbed(paths, plan))
-        did_install = installed.result()
+        with _quick(steps, "Installing slurmlet for the testbed's users", installing_it.done()):
+            installed = installing_it.result()
     write_json(paths.plan, {"plan": plan.as_json(), "complete": True})
-    return _Changes(bool(started or booted), did_install or linked)
+    return _Changes(bool(started or booted), installed or linked)
+
+
+def _quick(steps: Steps, title: str, nothing_to_tell: bool) -> AbstractContextManager[None]:
+    return nullcontext() if nothing_to_tell else steps.step(title)
 
 
 def _prepare(paths: Paths, plan: Plan) -> None:
@@ -164,7 +171,10 @@ def _await_nodes(bed: Testbed) -> None:
             ["sinfo", "--noheader", "--Node", "--format=%N %T"], user="root", check=False, timeout_s=10
         )
         states = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
-        return {name for name, state in states.items() if state in ("idle", "mixed", "allocated")} >= wanted
+        # A star means "does not answer". A node somebody drained is none of our business.
+        return {
+            n for n, state in states.items() if not (state.endswith("*") or state.startswith(("down", "unk")))
+        } >= wanted
 
     namespaces.wait_until(ready, _NODES_LIMIT_S, "all nodes to be idle", pause_s=0.05)
 
@@ -201,4 +211,5 @@ def reinstall(*, paths: Paths | None = None, quiet: bool = False) -> bool:
     bed = Testbed.running(paths)
     with locked(bed.paths.lock):
         linked = installing.link_upstream(bed.paths)
-        return installing.install(bed.paths, bed.plan, Steps(quiet=quiet)) or linked
+        with Steps(quiet=quiet).step("Installing slurmlet for the testbed's users"):
+            return installing.install(bed.paths, bed.plan) or linked

@@ -147,7 +147,7 @@ class Daemons:
         self._await_port("slurmd", 6818)
 
     def _start_slurmrestd(self) -> None:
-        argv = ["slurmrestd", "-a", "rest_auth/jwt", f"0.0.0.0:{REST_PORT}"]
+        argv = ["slurmrestd", "-a", "rest_auth/jwt", f":{REST_PORT}"]
         self._detach("slurmrestd", argv, "restd", SLURM_JWT="daemon")
         self._await_port("slurmrestd", REST_PORT)
 

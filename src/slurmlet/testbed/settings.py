@@ -6,7 +6,8 @@ Pure values; every other module of the room reads them from here. Must never tou
       <suite>/root/            the hosts' root file system (kept)      <suite>/venv/    slurmlet for its users (kept)
       <suite>/wheels/          dependency wheels (kept)                <suite>/mariadb/ an initialised database (kept)
       images/                  test images (kept)                      downloads/       .deb files (kept)
-      run/                     all that lives and dies with one testbed; `down` removes it
+      run/                     all that lives and dies with one testbed; `down` removes it (SLURMLET_TESTBED_NAME
+                               names another one beside it)
         plan.json  state       what runs
         hosts/<name>.json      the init process of each host           hosts/<name>/log, lib: its /var/log, /var/lib/slurm
         etc/  home/  opt/      /etc, /home, /opt/slurmlet of all hosts
@@ -14,6 +15,8 @@ Pure values; every other module of the room reads them from here. Must never tou
 
 from __future__ import annotations
 
+import os
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +40,9 @@ CPUS_PER_NODE = 16
 MEMORY_PER_NODE_MB = 6000
 SCRATCH_BYTES = 2 << 30
 
+# Testbeds of several names run side by side: each has namespaces, and so a network, of its own.
+DEFAULT_NAME = "run"
+NAME_VARIABLE = "SLURMLET_TESTBED_NAME"
 MARKER = "SLURMLET_TESTBED"  # in the environment of each host's init, so that leftovers are found without our files
 OPT = "/opt/slurmlet"
 USER_PATH = f"{OPT}/venv/bin:{OPT}/upstream:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
@@ -99,18 +105,25 @@ class Paths:
     """Where one testbed keeps its files."""
 
     base: Path
+    name: str = DEFAULT_NAME
 
     @classmethod
     def default(cls) -> Paths:
-        return cls(cache_dir() / "testbed")
+        name = os.environ.get(NAME_VARIABLE) or DEFAULT_NAME
+        if not re.fullmatch(r"run(-[a-z0-9]{1,20})?", name):
+            raise UserError(
+                f"{NAME_VARIABLE}={name!r} is not usable",
+                hint="Use run-<letters and digits>, such as run-mine.",
+            )
+        return cls(cache_dir() / "testbed", name)
 
     @property
     def lock(self) -> Path:
-        return self.base / "lock"
+        return self.base / f"{self.name}.lock"
 
     @property
     def run(self) -> Path:
-        return self.base / "run"
+        return self.base / self.name
 
     @property
     def plan(self) -> Path:

@@ -57,7 +57,7 @@ def _flag(text: str | None) -> bool:
 
 
 def _check_running(worker: PodWorker, container: str) -> None:
-    report = worker.report or {}
+    report = worker.state.report or {}
     found = {**(report.get("init_containers") or {}), **(report.get("containers") or {})}.get(container)
     if found is None or found["state"] != "running":
         raise web.HTTPNotFound(text=f'unable to upgrade connection: container not found ("{container}")')

@@ -52,17 +52,17 @@ def _options(query: Mapping[str, str]) -> LogOptions:
         since_time=query.get("sinceTime"),
         tail_lines=whole("tailLines"),
         limit_bytes=whole("limitBytes"),
-        stream=query.get("stream", "All"),
+        log_stream=query.get("stream", "All"),
     )
 
 
 def _check_started(worker: PodWorker, container: str, previous: bool) -> None:
     """The kubelet's refusals, in its words."""
-    status = worker.pod.get("status") or {}
+    status = worker.state.pod.get("status") or {}
     every = (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
     report = _report_of(worker, container)
     found: Mapping[str, Any] = next((one for one in every if one["name"] == container), {})
-    pod = worker.pod["metadata"]["name"]
+    pod = worker.state.pod["metadata"]["name"]
     if previous:
         if not (report or {}).get("last") and not found.get("lastState"):
             raise web.HTTPBadRequest(
@@ -78,7 +78,7 @@ def _check_started(worker: PodWorker, container: str, previous: bool) -> None:
 
 
 def _report_of(worker: PodWorker, container: str) -> Mapping[str, Any] | None:
-    report = worker.report or {}
+    report = worker.state.report or {}
     for kind in ("containers", "init_containers"):
         if container in (report.get(kind) or {}):
             found: Mapping[str, Any] = report[kind][container]
@@ -89,11 +89,13 @@ def _report_of(worker: PodWorker, container: str) -> Mapping[str, Any] | None:
 async def _from_runner(
     request: web.Request, response: web.StreamResponse, worker: PodWorker, container: str, options: LogOptions
 ) -> bool:
-    ended = (worker.report or {}).get("phase") == "Done" or (worker.pod.get("status") or {}).get("phase") in (
+    ended = (worker.state.report or {}).get("phase") == "Done" or (worker.state.pod.get("status") or {}).get(
+        "phase"
+    ) in (
         "Succeeded",
         "Failed",
     )
-    link = worker.link if ended else await worker.linked(_DIAL_IN_S)
+    link = worker.state.live_link if ended else await worker.linked(_DIAL_IN_S)
     if link is None or not link.alive:
         return False
     try:
@@ -127,7 +129,7 @@ async def _from_files(
     container: str,
     options: LogOptions,
 ) -> web.StreamResponse:
-    directory = settings.files.pod(worker.uid).logs / container
+    directory = settings.files.pod(worker.state.uid).logs / container
     try:
         pieces = await asyncio.to_thread(read_logs, str(directory), options)
         first = await asyncio.to_thread(next, pieces, b"")

@@ -1,0 +1,100 @@
+"""All that the hub knows of one pod right now, and the questions asked of it. No I/O, no decisions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from slurmlet.hub.imaging import Backoff
+from slurmlet.hub.links import RunnerLink
+from slurmlet.images.store import Image
+from slurmlet.model.downward import Place
+from slurmlet.model.ids import JobId, PodUid
+from slurmlet.model.jobstates import Fate, Stage
+from slurmlet.model.status import is_terminal
+
+Obj = dict[str, Any]
+
+
+class PodState:
+    """Changed by its worker alone, so nothing here needs a lock."""
+
+    def __init__(self, pod: Obj) -> None:
+        self.pod = pod
+        self.uid = PodUid(pod["metadata"]["uid"])
+        self.gone = False
+        self.born_s = time.monotonic()
+        # From the runner
+        self.link: RunnerLink | None = None
+        self.report: Mapping[str, Any] | None = None
+        self.place: Place | None = None
+        # From Slurm. Its silence about a job counts only after a look that began later than `mark`.
+        self.job_id: JobId | None = None
+        self.fate: Fate | None = None
+        self.mark = 0
+        # On the way to a job
+        self.images: dict[str, Image] = {}
+        self.backoff = Backoff()
+        self.waiting: Mapping[str, tuple[str, str]] = {}
+        self.refused: tuple[str, str] | None = None
+        # On the way out
+        self.stop_sent_grace_s: int | None = None
+        self.cancelled = False
+        self.done_since_s: float | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.pod['metadata']['namespace']}/{self.pod['metadata']['name']}"
+
+    @property
+    def node(self) -> str:
+        return str(self.pod["spec"].get("nodeName", ""))
+
+    @property
+    def path(self) -> str:
+        """Of the object, in the API."""
+        metadata = self.pod["metadata"]
+        return f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
+
+    @property
+    def deleting(self) -> bool:
+        return bool(self.pod["metadata"].get("deletionTimestamp"))
+
+    @property
+    def terminal(self) -> bool:
+        return is_terminal(self.pod.get("status") or {})
+
+    @property
+    def job_over(self) -> bool:
+        return self.fate is not None and self.fate.stage is Stage.ENDED
+
+    @property
+    def queued(self) -> bool:
+        return self.fate is not None and self.fate.stage is Stage.QUEUED
+
+    @property
+    def runner_done(self) -> bool:
+        return self.report is not None and self.report.get("phase") == "Done"
+
+    @property
+    def signalled(self) -> bool:
+        """Slurm ended the pod: why is for Slurm to say."""
+        problem = (self.report or {}).get("problem") or {}
+        return problem.get("reason") == "Terminated"
+
+    @property
+    def live_link(self) -> RunnerLink | None:
+        return self.link if self.link is not None and self.link.alive else None
+
+    @property
+    def needs_slurm(self) -> bool:
+        """Whether this pod depends on Slurm's next word: a job that is not over, and no runner to tell."""
+        if self.job_id is None or self.job_over:
+            return False
+        return self.link is None or self.deleting or self.gone or self.runner_done
+
+    def take_newer(self, pod: Obj) -> None:
+        """Answers and watch events overtake each other; versions tell which is newer."""
+        if int(pod["metadata"]["resourceVersion"]) >= int(self.pod["metadata"]["resourceVersion"]):
+            self.pod = pod

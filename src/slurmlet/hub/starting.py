@@ -1,0 +1,103 @@
+"""From a bound pod to a submitted job, and from a runner's hello to its plan.
+
+What the pod waits for (an image, a config map) it waits for here, before it holds any resources of Slurm's.
+"""
+
+from __future__ import annotations
+
+from slurmlet.base.errors import RefusedPod
+from slurmlet.hub.gathering import gather
+from slurmlet.hub.imaging import ImageProblem
+from slurmlet.hub.links import RunnerLink
+from slurmlet.hub.podstate import PodState
+from slurmlet.hub.reporting import annotate
+from slurmlet.hub.tools import Tools
+from slurmlet.model import admission
+from slurmlet.model.downward import Place
+from slurmlet.model.jobs import HOST_ANNOTATION, JOB_ID_ANNOTATION
+from slurmlet.model.plan import PlannedImage, Setting, check_sources, pod_plan
+from slurmlet.model.sources import MissingSource
+
+_RETRY_S = 2.0
+
+
+async def start(tools: Tools, state: PodState) -> float | None:
+    """Sets `job_id` on success; else what the pod waits for, and returns when to try again (None: never)."""
+    partition = tools.nodes.partition_of(state.node)
+    if state.refused is not None:
+        return None
+    if partition is None:
+        return _RETRY_S
+    try:
+        admission.check(state.pod)
+        request = tools.submitter.request(state.pod, partition.name)
+        # A pod that waits for a config map or secret waits before it has a job, not inside one.
+        check_sources(state.pod, await gather(tools.client, state.pod, with_tokens=False))
+        state.images = await tools.images.ensure(state.pod, state.backoff)
+        state.waiting = {}
+        if state.deleting or state.gone:
+            return 0
+        state.mark = tools.watch.mark
+        state.job_id = await tools.submitter.submit(state.uid, request)
+    except RefusedPod as error:
+        _refuse(tools, state, error)
+        return None
+    except ImageProblem as problem:
+        state.waiting = problem.waiting
+        return problem.retry_s
+    except MissingSource as missing:
+        return _wait_for_source(tools, state, missing)
+    tools.watch.poke()
+    text = f"Submitted as Slurm job {state.job_id} to partition {partition.name}"
+    tools.events.pod_event(state.pod, "Normal", "Submitted", text)
+    for note in request.notes:
+        tools.events.pod_event(state.pod, "Warning", "AnnotationWithoutEffect", note)
+    await annotate(tools.client, state, {JOB_ID_ANNOTATION: state.job_id})
+    return None
+
+
+async def send_plan(tools: Tools, state: PodState, link: RunnerLink) -> float | None:
+    """Give the runner its pod; seconds to wait when something it needs is missing."""
+    settings = tools.settings
+    try:
+        sources = await gather(tools.client, state.pod, with_tokens=True)
+        if not state.images:
+            state.images = await tools.images.stored(state.pod)
+        images = {
+            name: PlannedImage(image.repo_digest, str(image.directory), image.config.get("config") or {})
+            for name, image in state.images.items()
+        }
+        # Until pods have a network of their own, the API server's address is where the Service would lead.
+        services = {
+            "KUBERNETES_SERVICE_HOST": settings.api_address,
+            "KUBERNETES_SERVICE_PORT": str(settings.api_port),
+            "KUBERNETES_SERVICE_PORT_HTTPS": str(settings.api_port),
+        }
+        setting = Setting(settings.cluster, images, sources, state.place or Place(), services)
+        plan = pod_plan(state.pod, setting)
+    except MissingSource as missing:
+        return _wait_for_source(tools, state, missing)
+    except ImageProblem as problem:
+        state.waiting = problem.waiting
+        return problem.retry_s
+    except RefusedPod as error:
+        _refuse(tools, state, error)
+        await link.tell("stop", grace_s=0, reason=error.message)
+        return _RETRY_S
+    state.waiting = {}
+    await link.tell("pod", pod=plan)
+    link.has_pod = True
+    if state.place is not None:
+        await annotate(tools.client, state, {HOST_ANNOTATION: state.place.host})
+    return None
+
+
+def _refuse(tools: Tools, state: PodState, error: RefusedPod) -> None:
+    state.refused = (error.reason, error.message)
+    tools.events.pod_event(state.pod, "Warning", error.reason, f"{error.message}. {error.hint}".strip())
+
+
+def _wait_for_source(tools: Tools, state: PodState, missing: MissingSource) -> float:
+    tools.events.pod_event(state.pod, "Warning", "Failed", f"Error: {missing.message}")
+    state.waiting = {"": (missing.reason, missing.message)}
+    return _RETRY_S

@@ -1,0 +1,26 @@
+"""What all pod workers share, in one bundle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slurmlet.hub.imaging import Images
+from slurmlet.hub.nodes import NodeKeeper
+from slurmlet.hub.polling import SlurmWatch
+from slurmlet.hub.settings import Settings
+from slurmlet.hub.submitting import Submitter
+from slurmlet.kube.client import ApiClient
+from slurmlet.kube.events import EventRecorder
+from slurmlet.slurm.client import Scheduler
+
+
+@dataclass(frozen=True)
+class Tools:
+    settings: Settings
+    client: ApiClient
+    events: EventRecorder
+    slurm: Scheduler
+    watch: SlurmWatch
+    images: Images
+    submitter: Submitter
+    nodes: NodeKeeper

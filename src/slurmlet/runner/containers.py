@@ -1,0 +1,330 @@
+"""One container of the pod, from its first start to its last end, and its part of the report.
+
+It says what happened and does what it is told; whether to start again is decided in lifecycle.py.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any, Callable, Dict, List, Optional
+
+from slurmlet.runner import bundle, reporting, users
+from slurmlet.runner.backoff import Backoff, spoken
+from slurmlet.runner.context import PodContext, etc_mounts
+from slurmlet.runner.logfiles import LogWriter, last_words
+from slurmlet.runner.loop import Timer
+from slurmlet.runner.outputs import Outputs
+from slurmlet.runner.runtime import Start
+from slurmlet.runner.unpacking import find_unpacked, remove_tree, unpack_once
+from slurmlet.runner.volumes import VolumeError
+
+INIT, SIDECAR, MAIN = "init", "sidecar", "main"
+MAX_CREATE_FAILURES = 5
+_MAX_MESSAGE_BYTES = 4096
+
+
+class Container:
+    def __init__(
+        self, context: PodContext, plan: Dict[str, Any], kind: str, on_change: Callable[[Container], None]
+    ) -> None:
+        self.plan, self.kind, self.name = plan, kind, str(plan["name"])
+        self._context, self._on_change = context, on_change
+        self.report = reporting.new_container_report(
+            "PodInitializing" if kind == MAIN else "ContainerCreating"
+        )
+        self.facts: Optional[bundle.Facts] = None
+        self.container_id = ""
+        self.log_listeners: List[Callable[[], None]] = []
+        self.create_failures = 0
+        self._pid = 0
+        self._busy = False
+        self._stopping = False
+        self._backoff = Backoff()
+        self._timer: Optional[Timer] = None
+        self._kill_timer: Optional[Timer] = None
+        self._finished_s = 0.0
+        self._run = -1
+        self._run_dir = ""
+        self._log: Optional[LogWriter] = None
+        self._outputs: Optional[Outputs] = None
+
+    @property
+    def running(self) -> bool:
+        return bool(self._pid)
+
+    @property
+    def ended(self) -> bool:
+        """Nothing of it runs, is being started, or waits to be started."""
+        return not self._pid and not self._busy and self._timer is None
+
+    @property
+    def terminated(self) -> bool:
+        return bool(self.report["state"] == "terminated")
+
+    @property
+    def failed(self) -> bool:
+        return self.terminated and self.report["exit_code"] != 0
+
+    @property
+    def log_dir(self) -> str:
+        return os.path.join(self._context.pod.logs, self.name)
+
+    @property
+    def run(self) -> int:
+        return self._run
+
+    @property
+    def root_pid(self) -> int:
+        return self._pid
+
+    # Starting.
+
+    def start(self) -> None:
+        self._busy = True
+        self._run += 1
+        self._waiting(
+            "ContainerCreating" if self._run == 0 else self.report["reason"], self.report["message"]
+        )
+        context = self._context
+        tree = find_unpacked(self.plan["image_dir"], context.scratch.images, context.mapping)
+        if tree:
+            self._with_tree(tree, "")
+            return
+        context.children.call(
+            lambda: unpack_once(self.plan["image_dir"], context.scratch.images, context.mapping),
+            self._with_tree,
+        )
+
+    def _with_tree(self, tree: Any, error: str) -> None:
+        if error or self._stopping:
+            self._not_created(error)
+            return
+        self._run_dir = self._context.scratch.run_dir(self.name, self._run)
+        self._context.roots.make(tree, self._run_dir, self._with_root)
+
+    def _with_root(self, root: str, error: str) -> None:
+        if error or self._stopping:
+            self._not_created(error)
+            return
+        try:
+            self.facts = self._find_facts(root)
+            self._log = LogWriter(self.log_dir, self._run, self._notify_log_listeners)
+        except (OSError, VolumeError, users.UnknownUser) as problem:
+            self._not_created(str(problem))
+            return
+        tty = bool(self.plan.get("tty"))
+        self._outputs = Outputs(self._context.loop, self._log, tty=tty, stdin=bool(self.plan.get("stdin")))
+        self.container_id = os.urandom(32).hex()
+        self._event("Normal", "Created", "Container created")
+        self._context.runtime.run(
+            self.container_id,
+            bundle.make(self.plan, self.facts),
+            Start(self._outputs.stdio, tty, self._started, self._exited),
+        )
+
+    def _find_facts(self, root: str) -> bundle.Facts:
+        context = self._context
+        mounts = context.volumes.mounts(self.plan)
+        mounts += etc_mounts(context.scratch, [mount.path for mount in mounts])
+        message_path = self.plan.get("termination_message_path")
+        if message_path:
+            with open(self._message_file, "wb"):
+                os.chmod(self._message_file, 0o666)  # noqa: S103 - for any user of the container; scratch is 0700
+            mounts.append(bundle.Mount(self._message_file, str(message_path), False))
+        user = users.resolve(root, self.plan.get("user") or {})
+        return bundle.Facts(
+            root, user, context.mapping, context.network.hostname(), mounts, context.pid_namespace
+        )
+
+    @property
+    def _message_file(self) -> str:
+        return os.path.join(self._run_dir, "termination-log")
+
+    def _not_created(self, error: str) -> None:
+        """Nothing ran: there is nothing to report as terminated, as with a kubelet's CreateContainerError."""
+        self._busy = False
+        self._clean()
+        if error:
+            self.create_failures += 1
+            self._event("Warning", "Failed", f"Error: {error}")
+            self._waiting("CreateContainerError", error)
+        self._finished_s = time.monotonic()
+        self._on_change(self)
+
+    def _started(self, pid: int, master: int, error: str) -> None:
+        assert self._outputs is not None
+        self._busy = False
+        self._outputs.started(master)
+        if error:
+            self._event("Warning", "Failed", f"Error: {error}")
+            now = reporting.now()
+            self._end_run(128, 0, "StartError", f"failed to start container: {error}", now)
+            return
+        self._pid = pid
+        self.create_failures = 0
+        self._event("Normal", "Started", "Container started")
+        self.report.update(
+            state="running",
+            reason="",
+            message="",
+            started_at=reporting.now(),
+            finished_at=None,
+            exit_code=None,
+            signal=None,
+            container_id=f"{self._context.runtime.name}://{self.container_id}",
+            restart_count=self._run,
+            started=True,
+            ready=self.kind != INIT,
+        )
+        if self._stopping:
+            self._signal(signal.SIGKILL)
+        self._on_change(self)
+
+    # Ending.
+
+    def _exited(self, code: int, number: int) -> None:
+        self._pid = 0
+        if self._kill_timer is not None:
+            self._kill_timer.cancel()
+            self._kill_timer = None
+        self._end_run(code, number, "Completed" if code == 0 else "Error", "", self.report["started_at"])
+
+    def _end_run(self, code: int, number: int, reason: str, message: str, started_at: str) -> None:
+        assert self._outputs is not None
+        assert self._log is not None
+        self._outputs.finish()
+        self._finished_s = time.monotonic()
+        self.report.update(
+            state="terminated",
+            reason=reason,
+            message=message or self._termination_message(code),
+            started_at=started_at,
+            finished_at=reporting.now(),
+            exit_code=code,
+            signal=number,
+            container_id=f"{self._context.runtime.name}://{self.container_id}",
+            restart_count=self._run,
+            started=False,
+            ready=self.kind == INIT and code == 0,
+        )
+        self._context.runtime.delete(self.container_id)
+        self._clean()
+        self._notify_log_listeners()
+        self._on_change(self)
+
+    def _termination_message(self, code: int) -> str:
+        text = ""
+        if self.plan.get("termination_message_path"):
+            try:
+                with open(self._message_file, "rb") as file:
+                    text = file.read(_MAX_MESSAGE_BYTES).decode("utf-8", "replace")
+            except OSError:
+                pass
+        if not text and code and self.plan.get("termination_message_policy") == "FallbackToLogsOnError":
+            assert self._log is not None
+            text = last_words(self._log.path)
+        return text
+
+    def _clean(self) -> None:
+        """The writable layer of a run ends with it. In a fork: it may hold very many files."""
+        run_dir, self._run_dir = self._run_dir, ""
+        if run_dir:
+            self._context.roots.drop(run_dir)
+            self._context.children.call(lambda: remove_tree(run_dir), lambda _value, _error: None)
+
+    # Starting again.
+
+    def start_again(self) -> None:
+        """As soon as the kubelet's back-off allows."""
+        wait_s = self._backoff.wait_s(self._finished_s, time.monotonic())
+        if self.terminated:
+            kept = ("reason", "message", "started_at", "finished_at", "exit_code", "signal", "container_id")
+            self.report["last"] = {name: self.report[name] for name in kept}
+            self.report.update(exit_code=None, signal=None, finished_at=None, started=False, ready=False)
+        reason = self.report["reason"] if self.report["state"] == "waiting" else "CrashLoopBackOff"
+        if wait_s > 0:
+            where = f"container={self.name} pod={self._context.full_name}"
+            self._waiting(reason, f"back-off {spoken(self._backoff.delay_s)} restarting failed {where}")
+            message = f"Back-off restarting failed container {self.name} in pod {self._context.full_name}"
+            self._event("Warning", "BackOff", message)
+        elif self.report["last"] is not None and self.report["last"]["reason"] == "StartError":
+            self._waiting("RunContainerError", self.report["last"]["message"])
+        else:
+            self._waiting("ContainerCreating", "")
+        self._timer = self._context.loop.later(wait_s, self._backoff_over)
+
+    def _backoff_over(self) -> None:
+        self._timer = None
+        self._backoff.restarted(time.monotonic())
+        self.start()
+
+    def _waiting(self, reason: str, message: str) -> None:
+        self.report.update(state="waiting", reason=reason, message=message, started=False, ready=False)
+        self._context.reporter.changed()
+
+    # Stopping.
+
+    def stop(self, grace_s: float) -> None:
+        """Ask it to end, and make it end after the grace; a second call may only shorten the time."""
+        first, self._stopping = not self._stopping, True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not self._pid:
+            return
+        if first:
+            self._event("Normal", "Killing", f"Stopping container {self.name}")
+            if grace_s > 0:
+                self._signal(_signal_number(str(self.plan.get("stop_signal") or "SIGTERM")))
+        if self._kill_timer is not None:
+            self._kill_timer.cancel()
+        self._kill_timer = self._context.loop.later(max(0.0, grace_s), lambda: self._signal(signal.SIGKILL))
+
+    def _signal(self, number: int) -> None:
+        # Safe from reuse of the pid: we alone reap it, and forget it when we do.
+        if not self._pid:
+            return
+        if number == signal.SIGKILL and self._context.pid_namespace:
+            for pid in _sharing_mounts(self._pid):
+                _kill(pid, number)
+        _kill(self._pid, number)
+
+    def _event(self, kind: str, reason: str, message: str) -> None:
+        self._context.reporter.event(kind, reason, message, self.name)
+
+    def _notify_log_listeners(self) -> None:
+        for listener in list(self.log_listeners):
+            listener()
+
+
+def _signal_number(name: str) -> int:
+    if name.isdigit():
+        return int(name)
+    full = name.upper() if name.upper().startswith("SIG") else "SIG" + name.upper()
+    return int(getattr(signal, full.split("+")[0], signal.SIGTERM))
+
+
+def _kill(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+
+
+def _sharing_mounts(pid: int) -> List[int]:
+    """With a shared PID namespace the end of a container's first process does not end the others; they are found by
+    their mount namespace, which is the container's own."""
+    try:
+        own = os.readlink(f"/proc/{pid}/ns/mnt")
+    except OSError:
+        return []
+    found = []
+    for name in os.listdir("/proc"):
+        try:
+            if name.isdigit() and int(name) != pid and os.readlink(f"/proc/{name}/ns/mnt") == own:
+                found.append(int(name))
+        except OSError:
+            continue
+    return found

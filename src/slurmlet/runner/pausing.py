@@ -1,0 +1,70 @@
+"""The first process of a PID namespace that a pod's containers share (shareProcessNamespace): waits, reaps, no more.
+
+Containers can look into it through /proc/1, so it must have nothing to show: an empty root, no open files, no working
+directory of the host, and (sandbox.forbid_inspection is inherited by the fork) no readable memory.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from slurmlet.runner import linux
+from slurmlet.runner.children import Children
+
+
+def start_pause(children: Children, empty_dir: str) -> str:
+    """Start it and return the path of its PID namespace."""
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    children.begin_start()
+    middle = os.fork()
+    if middle == 0:
+        _become_parent_of_pause(empty_dir, writer)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as answer:
+        said = answer.read()
+    children.adopt(middle, lambda _code, _signal: None)
+    children.end_start()
+    if not said.isdigit():
+        raise OSError(f"no shared PID namespace: {said.decode(errors='replace') or 'no answer'}")
+    return f"/proc/{int(said)}/ns/pid"
+
+
+def _become_parent_of_pause(empty_dir: str, writer: int) -> None:
+    """unshare(CLONE_NEWPID) is for children to come, so a process in between is needed; the pause goes to PID 1."""
+    try:
+        signal.set_wakeup_fd(-1)
+        linux.unshare(linux.CLONE_NEWPID)
+        ready, done = os.pipe2(os.O_CLOEXEC)
+        pid = os.fork()
+        if pid == 0:
+            _pause(empty_dir, done)
+        os.close(done)
+        problem = os.read(ready, 4096)
+        os.write(writer, problem or str(pid).encode())
+    except OSError as error:
+        os.write(writer, str(error).encode())
+    finally:
+        os._exit(0)
+
+
+def _pause(empty_dir: str, done: int) -> None:
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        # The kernel reaps for a process that ignores SIGCHLD.
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        linux.unshare(linux.CLONE_NEWNS)
+        linux.mount("tmpfs", empty_dir, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC)
+        os.chdir(empty_dir)
+        linux.pivot_root(".", ".")
+        linux.unmount(".")
+        os.chdir("/")
+        os.closerange(0, done)
+        os.closerange(done + 1, 4096)
+    except OSError as error:
+        os.write(done, str(error).encode())
+        os._exit(1)
+    os.close(done)
+    while True:
+        signal.pause()

@@ -1,0 +1,208 @@
+"""The real runner, PID 1 of the sandbox: link, pod and loop put together, from hello to bye."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from typing import Any, Dict, Optional
+
+from slurmlet import __version__
+from slurmlet.runner import linux, reporting, wire
+from slurmlet.runner.children import Children
+from slurmlet.runner.claiming import PodDir
+from slurmlet.runner.context import HostNetwork, PodContext, write_etc
+from slurmlet.runner.lifecycle import Lifecycle
+from slurmlet.runner.link import Link
+from slurmlet.runner.loop import Loop
+from slurmlet.runner.overlay import Roots
+from slurmlet.runner.reporting import Reporter
+from slurmlet.runner.runtime import NoRuntime, OciRuntime, find_runtime
+from slurmlet.runner.sandbox import Inside
+from slurmlet.runner.scratch import Scratch, choose_base
+from slurmlet.runner.streams import Session, Stream, Streams, find_container
+from slurmlet.runner.volumes import Volumes
+
+# Slurm kills what is left KillWait (30 s unless configured) after SIGTERM; some of it is for the last report.
+SIGNALLED_GRACE_S = 25.0
+BYE_WAIT_S = 3.0
+_PRIVATE_OPTIONS = "mode=0700,size=256m"
+
+
+def run_pod(pod: PodDir, job_id: str, inside: Inside) -> int:
+    return Runner(pod, job_id, inside).run()
+
+
+class Runner:
+    def __init__(self, pod: PodDir, job_id: str, inside: Inside) -> None:
+        self._pod, self._job_id, self._inside = pod, job_id, inside
+        self._loop = Loop()
+        self._children = Children(self._loop)
+        self._link = Link(self._loop, pod, self._link_up, self._frame, self._link_down)
+        self._reporter = Reporter(self._loop, pod, self._link.send)
+        self._streams = Streams(self._link.send, self._open_session)
+        self._lifecycle: Optional[Lifecycle] = None
+        self._context: Optional[PodContext] = None
+        self._scratch: Optional[Scratch] = None
+        self._address = "127.0.0.1"
+        self._exit_code = 0
+        self._loop.on_signal(signal.SIGTERM, self._signalled)
+        # A Ctrl-C at a terminal in front of a hand-started runner reaches every process of the group.
+        self._loop.on_signal(signal.SIGINT, self._signalled)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        self._loop.reading(inside.lifeline, self._orphaned)
+
+    def run(self) -> int:
+        self._link.start()
+        self._loop.run()
+        self._say_bye()
+        self._clean_up()
+        return self._exit_code
+
+    # The link.
+
+    def _link_up(self, address: str) -> None:
+        self._address = address
+        has_pod = self._lifecycle is not None
+        self._link.send(
+            wire.control(
+                "hello",
+                protocol=wire.PROTOCOL,
+                pod_uid=self._pod.uid,
+                job_id=self._job_id,
+                host=os.uname().nodename,
+                host_ip=address,
+                version=__version__,
+                has_pod=has_pod,
+                report=self._reporter.report if has_pod else None,
+            )
+        )
+        if has_pod:
+            self._reporter.send_again()
+
+    def _link_down(self) -> None:
+        self._streams.abandon_all()
+
+    def _frame(self, frame: wire.Frame) -> None:
+        if frame.kind != wire.CONTROL:
+            self._streams.frame(frame)
+            return
+        try:
+            message: Dict[str, Any] = json.loads(frame.payload)
+        except ValueError as error:
+            raise wire.ProtocolError(f"bad control message: {error}") from error
+        kind = message.get("type")
+        if kind == "pod" and self._lifecycle is None:
+            self._begin(message["pod"])
+        elif kind == "stop":
+            self._stop(float(message.get("grace_s") or 0))
+        elif kind == "ack":
+            self._reporter.acked(int(message.get("seq") or 0))
+        elif kind == "open":
+            self._streams.open(message)
+
+    # The pod.
+
+    def _begin(self, plan: Dict[str, Any]) -> None:
+        try:
+            self._context = self._make_context(plan)
+        except (OSError, NoRuntime) as error:
+            self._reporter.problem("NodeNotUsable", str(error))
+            self._end_without_pod(1)
+            return
+        self._lifecycle = Lifecycle(self._context, self._done)
+        self._lifecycle.start()
+
+    def _make_context(self, plan: Dict[str, Any]) -> PodContext:
+        with open("/proc/self/uid_map", encoding="ascii") as file:
+            real_uid = int(file.read().split()[1])
+        base = choose_base(os.environ, os.geteuid(), real_uid)
+        self._scratch = scratch = Scratch(base, self._pod.uid)
+        linux.mount("tmpfs", scratch.private, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, _PRIVATE_OPTIONS)
+        network = HostNetwork(str(plan.get("hostname") or socket.gethostname()), self._address)
+        write_etc(scratch, network, plan)
+        executable = find_runtime(self._pod.cluster_dir)
+        pid_namespace = ""
+        if plan.get("share_pid"):
+            from slurmlet.runner.pausing import start_pause
+
+            pid_namespace = start_pause(self._children, scratch.private_dir("empty"))
+        return PodContext(
+            loop=self._loop,
+            children=self._children,
+            runtime=OciRuntime(self._children, executable, scratch.private_dir("runtime")),
+            roots=Roots(self._children),
+            volumes=Volumes(plan, scratch),
+            scratch=scratch,
+            reporter=self._reporter,
+            mapping=self._inside.mapping,
+            network=network,
+            pod=self._pod,
+            plan=plan,
+            pid_namespace=pid_namespace,
+        )
+
+    def _open_session(self, message: Dict[str, Any], stream: Stream) -> Session:
+        container = find_container(self._lifecycle, str(message["container"]))
+        assert self._context is not None
+        if message["what"] == "exec":
+            from slurmlet.runner.executing import ExecSession
+
+            return ExecSession(self._context, container, message, stream)
+        from slurmlet.runner.following import LogSession
+        from slurmlet.runner.logfiles import LogOptions
+
+        options = LogOptions.from_message(message)
+        return LogSession(self._loop, container, options, stream, str(self._context.plan["name"]))
+
+    # The end.
+
+    def _signalled(self) -> None:
+        self._reporter.problem("Terminated", "the Slurm job was signalled")
+        grace_s = float(self._context.plan.get("grace_s") or 0) if self._context is not None else 0.0
+        self._stop(min(grace_s, SIGNALLED_GRACE_S))
+
+    def _stop(self, grace_s: float) -> None:
+        if self._lifecycle is not None:
+            self._lifecycle.stop(grace_s)
+        else:
+            self._end_without_pod(0)
+
+    def _end_without_pod(self, exit_code: int) -> None:
+        self._reporter.report["exit_code"] = exit_code
+        self._reporter.set_phase(reporting.DONE)
+        self._done(exit_code)
+
+    def _done(self, exit_code: int) -> None:
+        self._exit_code = exit_code
+        # In a turn of its own: whoever called us still has things to say.
+        self._loop.soon(self._loop.stop)
+
+    def _orphaned(self) -> None:
+        # The outer process never writes: end-of-file, it is gone and so is the job.
+        os._exit(1)
+
+    def _say_bye(self) -> None:
+        self._reporter.bye()
+        # Log followers get the rest of what they read while the hub writes down the end.
+        acked = self._loop.run_until(
+            lambda: self._reporter.all_acked and self._link.flushed() and not self._streams.busy, BYE_WAIT_S
+        )
+        if not acked and not self._reporter.all_acked:
+            print(
+                "the hub did not confirm the last report; it lies in report.json", file=sys.stderr, flush=True
+            )
+        self._link.close()
+
+    def _clean_up(self) -> None:
+        if self._scratch is None:
+            return
+        from slurmlet.runner.unpacking import remove_tree
+
+        try:
+            linux.unmount(self._scratch.private)
+        except OSError:
+            pass
+        remove_tree(self._scratch.pod)

@@ -1,0 +1,127 @@
+"""Fixtures of the e2e tests: one testbed and one control plane for all, a namespace of its own for each test.
+
+The testbed must be up (`make e2e` sees to it). Everything runs as user1 on host login unless a test says otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from slurmlet.base.processes import Completed
+from slurmlet.testbed.hosts import Testbed
+
+IMAGE = "localhost:5000/busybox:1"
+
+
+class Kubectl:
+    """kubectl of user1 in one namespace."""
+
+    def __init__(self, testbed: Testbed, namespace: str, user: str = "user1") -> None:
+        self.testbed = testbed
+        self.namespace = namespace
+        self.user = user
+
+    def argv(self, *arguments: str) -> list[str]:
+        return ["slurmlet", "kubectl", "-n", self.namespace, *arguments]
+
+    def __call__(
+        self, *arguments: str, stdin: str | bytes | None = None, check: bool = True, timeout_s: float = 90
+    ) -> Completed:
+        return self.testbed.run(
+            self.argv(*arguments), user=self.user, stdin=stdin, check=check, timeout_s=timeout_s
+        )
+
+    def start(self, *arguments: str, **streams: Any) -> subprocess.Popen[bytes]:
+        """A kubectl that goes on; the test ends it with `testbed.stop`."""
+        return self.testbed.popen(self.argv(*arguments), user=self.user, **streams)
+
+    def apply(self, *objects: dict[str, Any]) -> None:
+        documents = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
+        self("apply", "-f", "-", stdin=json.dumps(documents))
+
+    def get(self, kind: str, name: str | None = None, *more: str) -> Any:
+        words = [kind, name] if name else [kind]
+        return json.loads(self("get", *words, "-o", "json", *more).stdout)
+
+    def pod(self, name: str) -> Any:
+        return self.get("pod", name)
+
+    def phase(self, name: str) -> str:
+        return str(self.pod(name)["status"].get("phase", ""))
+
+    def wait_phase(self, name: str, *phases: str, timeout_s: float = 60) -> Any:
+        """The pod once it is in one of the phases."""
+        return eventually(lambda: (p := self.pod(name))["status"].get("phase") in phases and p, timeout_s)
+
+    def events(self, name: str) -> list[tuple[str, str]]:
+        """(reason, message) of everything told about a pod."""
+        listed = self.get("events", None, "--field-selector", f"involvedObject.name={name}")
+        return [(item["reason"], item["message"]) for item in listed["items"]]
+
+    def job_id(self, name: str) -> str:
+        """The Slurm job of a pod, once it is submitted."""
+        return str(
+            eventually(lambda: self.pod(name)["metadata"].get("annotations", {}).get("slurmlet.io/job-id"))
+        )
+
+
+def eventually(probe: Callable[[], Any], timeout_s: float = 60, every_s: float = 0.2) -> Any:
+    """What `probe` returns once it is true; fails with its last answer."""
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        last = probe()
+        if last:
+            return last
+        assert time.monotonic() < deadline_s, f"not within {timeout_s} s; last answer: {last!r}"
+        time.sleep(every_s)
+
+
+def pod(name: str, command: str | Sequence[str] = "sleep 3600", **changes: Any) -> dict[str, Any]:
+    """A pod of one busybox container; a string runs in its shell. `container` changes that, the rest changes the spec."""
+    words = ["sh", "-c", command] if isinstance(command, str) else list(command)
+    container = {"name": "main", "image": IMAGE, "command": words, **changes.pop("container", {})}
+    metadata = {"name": name, **changes.pop("metadata", {})}
+    spec = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 1,
+        "containers": [container, *changes.pop("more_containers", [])],
+        **changes,
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def jobs_of(testbed: Testbed, user: str = "user1") -> list[str]:
+    """What `squeue` shows a person: jobs that are not over."""
+    return testbed.run(["squeue", "--noheader", "-u", user, "-o", "%A %j %T"], user=user).stdout.splitlines()
+
+
+@pytest.fixture(scope="session")
+def testbed() -> Testbed:
+    return Testbed.running()
+
+
+@pytest.fixture(scope="session")
+def cluster(testbed: Testbed) -> str:
+    """user1's cluster `default`, left to `testbed down`."""
+    testbed.run(["slurmlet", "up"], timeout_s=180)
+    return "default"
+
+
+@pytest.fixture
+def kubectl(testbed: Testbed, cluster: str) -> Iterator[Kubectl]:
+    """kubectl in a fresh namespace that goes with the test, and all its pods with it."""
+    namespace = f"t-{uuid.uuid4().hex[:8]}"
+    here = Kubectl(testbed, namespace)
+    here("create", "namespace", namespace)
+    # Pods created before the account exists would be refused.
+    eventually(lambda: here("get", "serviceaccount", "default", check=False).ok)
+    yield here
+    here("delete", "pods", "--all", "--grace-period=0", "--force", "--wait=false", check=False)
+    here("delete", "namespace", namespace, "--wait=false", check=False)
