@@ -6,6 +6,7 @@ The testbed must be up (`make e2e` sees to it). Everything runs as user1 on host
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
 import uuid
@@ -18,18 +19,21 @@ from slurmlet.base.processes import Completed
 from slurmlet.testbed.hosts import Testbed
 
 IMAGE = "localhost:5000/busybox:1"
+# Another name lets two people try tests on one testbed at the same time.
+CLUSTER = os.environ.get("E2E_CLUSTER", "default")
 
 
 class Kubectl:
     """kubectl of user1 in one namespace."""
 
-    def __init__(self, testbed: Testbed, namespace: str, user: str = "user1") -> None:
+    def __init__(self, testbed: Testbed, namespace: str, user: str = "user1", cluster: str = CLUSTER) -> None:
         self.testbed = testbed
+        self.cluster = cluster
         self.namespace = namespace
         self.user = user
 
     def argv(self, *arguments: str) -> list[str]:
-        return ["slurmlet", "kubectl", "-n", self.namespace, *arguments]
+        return ["slurmlet", "kubectl", "--cluster", self.cluster, "-n", self.namespace, *arguments]
 
     def __call__(
         self, *arguments: str, stdin: str | bytes | None = None, check: bool = True, timeout_s: float = 90
@@ -109,9 +113,9 @@ def testbed() -> Testbed:
 
 @pytest.fixture(scope="session")
 def cluster(testbed: Testbed) -> str:
-    """user1's cluster `default`, left to `testbed down`."""
-    testbed.run(["slurmlet", "up"], timeout_s=180)
-    return "default"
+    """The cluster of user1 that all tests share, left to `testbed down`."""
+    testbed.run(["slurmlet", "up", "-c", CLUSTER], timeout_s=180)
+    return CLUSTER
 
 
 @pytest.fixture

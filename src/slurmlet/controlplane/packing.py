@@ -13,6 +13,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from slurmlet import __version__
 from slurmlet.base.files import write_private
 
 _MAIN = """import sys
@@ -40,8 +41,9 @@ def runner_sources() -> dict[str, bytes]:
     assert spec.origin is not None
     root = Path(spec.origin).parent
     found = {f"slurmlet/runner/{file.relative_to(root)}": file.read_bytes() for file in root.rglob("*.py")}
-    # `slurmlet` itself is empty in there: whatever its __init__ grows, runners must not pay for it.
-    return {**found, "slurmlet/__init__.py": b"", "__main__.py": _MAIN.encode()}
+    # `slurmlet` itself holds its version only: whatever its __init__ grows, runners must not pay for it.
+    package = f'__version__ = "{__version__}"\n'.encode()
+    return {**found, "slurmlet/__init__.py": package, "__main__.py": _MAIN.encode()}
 
 
 def pack_runner(sources: dict[str, bytes]) -> bytes:

@@ -125,4 +125,4 @@ def _home_file() -> Iterator[dict[str, str]]:
 
 
 def _binaries() -> dict[str, str]:
-    return {name: str(locating.find(name) or "") for name in pinning.load().names}
+    return {name: str(locating.find(name) or "") for name in pinning.load().names()}

@@ -4,6 +4,9 @@ Standard library only, and syntax of Python 3.6: a node with too old a Python mu
 Every trial that could leave a trace runs in a child process with namespaces of its own. Prints one line: MARK, JSON.
 """
 
+# ruff: noqa: PTH100, PTH101, PTH102, PTH108, PTH112, PTH118, PTH123, PTH208
+# Plain os calls: pathlib would cost import time in a program that is fed through a pipe.
+
 import ctypes
 import fcntl
 import json
@@ -18,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from typing import Any
 
 MARK = "slurmlet-probe "
 NEWNS, NEWUSER, NEWNET = 0x00020000, 0x10000000, 0x40000000
@@ -26,7 +30,7 @@ SECCOMP_NUMBERS = {"x86_64": 317, "aarch64": 277, "ppc64le": 358, "s390x": 348, 
 RUNTIMES = ("crun", "runc", "apptainer", "singularity", "podman")
 
 
-def trial(function, *arguments):
+def trial(function: Any, *arguments: Any) -> str:
     """Run it in a child; "" when it worked, else what went wrong."""
     reader, writer = os.pipe()
     child = os.fork()
@@ -46,38 +50,39 @@ def trial(function, *arguments):
         said = pipe.read().decode("utf-8", "replace")
     status = os.waitpid(child, 0)[1]
     if os.WIFSIGNALED(status):
-        return "no answer within {} s".format(TRIAL_TIMEOUT_S)
+        return f"no answer within {TRIAL_TIMEOUT_S} s"
     return said
 
 
-def check(result, what):
+def check(result: int, what: str) -> None:
     if result < 0:
         number = ctypes.get_errno()
-        raise OSError("{}: {}".format(what, os.strerror(number)))
-    return result
+        raise OSError(f"{what}: {os.strerror(number)}")
 
 
-def libc():
+def libc() -> Any:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def enter(flags):
+def enter(flags: int) -> None:
     """New namespaces with ourselves as root inside, as the runner makes them."""
     uid, gid = os.geteuid(), os.getegid()
     check(libc().unshare(NEWUSER | flags), "unshare")
-    for path, text in (("setgroups", "deny"), ("uid_map", "0 {} 1".format(uid)), ("gid_map", "0 {} 1".format(gid))):
+    for path, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
         with open("/proc/self/" + path, "w") as file:
             file.write(text)
     if os.getuid() != 0:
         raise OSError("the mapping to uid 0 has no effect")
 
 
-def mount(source, target, kind, options):
-    result = libc().mount(source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(0), options.encode())
+def mount(source: str, target: str, kind: str, options: str) -> None:
+    result = libc().mount(
+        source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(0), options.encode()
+    )
     check(result, "mount " + kind)
 
 
-def try_overlay(directory):
+def try_overlay(directory: str) -> None:
     enter(NEWNS)
     paths = [os.path.join(directory, name) for name in ("lower", "upper", "work", "root")]
     for path in paths:
@@ -85,7 +90,7 @@ def try_overlay(directory):
     lower, upper, work, root = paths
     with open(os.path.join(lower, "below"), "w") as file:
         file.write("below")
-    mount("overlay", root, "overlay", "lowerdir={},upperdir={},workdir={},userxattr".format(lower, upper, work))
+    mount("overlay", root, "overlay", f"lowerdir={lower},upperdir={upper},workdir={work},userxattr")
     os.unlink(os.path.join(root, "below"))
     with open(os.path.join(root, "above"), "w") as file:
         file.write("above")
@@ -93,20 +98,25 @@ def try_overlay(directory):
         raise OSError("the overlay does not show what was written")
 
 
-def try_tun():
+def try_tun() -> None:
     enter(NEWNET)
     handle = os.open("/dev/net/tun", os.O_RDWR)
     # TUNSETIFF with IFF_TUN | IFF_NO_PI
     fcntl.ioctl(handle, 0x400454CA, struct.pack("16sH22x", b"probe0", 0x1001))
 
 
-def try_fuse():
+def try_fuse() -> None:
     os.close(os.open("/dev/fuse", os.O_RDWR))
 
 
-def try_seccomp():
+def try_seccomp() -> None:
     class Filter(ctypes.Structure):
-        _fields_ = [("code", ctypes.c_ushort), ("jt", ctypes.c_ubyte), ("jf", ctypes.c_ubyte), ("k", ctypes.c_uint)]
+        _fields_ = [
+            ("code", ctypes.c_ushort),
+            ("jt", ctypes.c_ubyte),
+            ("jf", ctypes.c_ubyte),
+            ("k", ctypes.c_uint),
+        ]
 
     class Program(ctypes.Structure):
         _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.POINTER(Filter))]
@@ -118,10 +128,12 @@ def try_seccomp():
     check(libc().prctl(38, 1, 0, 0, 0), "no_new_privs")
     # SECCOMP_SET_MODE_FILTER with a listener: the descriptor over which a supervisor answers system calls
     program = Program(1, ctypes.pointer(allow))
-    check(libc().syscall(ctypes.c_long(number), 1, ctypes.c_ulong(8), ctypes.byref(program)), "seccomp listener")
+    check(
+        libc().syscall(ctypes.c_long(number), 1, ctypes.c_ulong(8), ctypes.byref(program)), "seccomp listener"
+    )
 
 
-def subordinate_ids():
+def subordinate_ids() -> Any:
     """How many uids the site gave the user, and whether newuidmap really maps them."""
     count = 0
     start = 0
@@ -144,7 +156,7 @@ def subordinate_ids():
     return {"count": count, "newuidmap": find("newuidmap") or "", "problem": problem}
 
 
-def map_subordinate(start, count):
+def map_subordinate(start: int, count: int) -> None:
     program = find("newuidmap")
     if program is None:
         raise OSError("newuidmap is not installed")
@@ -167,18 +179,20 @@ def map_subordinate(start, count):
         raise OSError(said or "newuidmap failed")
 
 
-def find(program):
+def find(program: str) -> Any:
     return shutil.which(program) or shutil.which(program, path="/usr/sbin:/sbin:/usr/local/sbin")
 
 
-def versions():
-    found = {}
+def versions() -> Any:
+    found: Any = {}
     for name in RUNTIMES:
         path = find(name)
         if path is None:
             continue
         try:
-            said = subprocess.check_output([path, "--version"], stderr=subprocess.STDOUT, timeout=TRIAL_TIMEOUT_S)
+            said = subprocess.check_output(
+                [path, "--version"], stderr=subprocess.STDOUT, timeout=TRIAL_TIMEOUT_S
+            )
             words = said.decode("utf-8", "replace").split("\n")[0].split()
             found[name] = words[-1] if words else "?"
         except (OSError, subprocess.SubprocessError):
@@ -186,15 +200,20 @@ def versions():
     return found
 
 
-def scratch():
+def scratch() -> Any:
     """The place the runner would choose (see runner/scratch.py), with room and the right to execute."""
     for place in (os.environ.get("SLURM_TMPDIR"), os.environ.get("TMPDIR"), "/tmp"):
         if place and os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK):
             break
     else:
-        return {"path": "", "free_bytes": 0, "problem": "no writable directory", "overlay": "no scratch to try it on"}
+        return {
+            "path": "",
+            "free_bytes": 0,
+            "problem": "no writable directory",
+            "overlay": "no scratch to try it on",
+        }
     sizes = os.statvfs(place)
-    facts = {"path": os.path.abspath(place), "free_bytes": sizes.f_bavail * sizes.f_frsize}
+    facts: Any = {"path": os.path.abspath(place), "free_bytes": sizes.f_bavail * sizes.f_frsize}
     directory = tempfile.mkdtemp(prefix="slurmlet-doctor-", dir=place)
     try:
         facts["problem"] = trial(try_execute, os.path.join(directory, "program"))
@@ -208,14 +227,14 @@ def scratch():
     return facts
 
 
-def try_execute(path):
+def try_execute(path: str) -> None:
     with open(path, "w") as file:
         file.write("#!/bin/sh\nexit 0\n")
     os.chmod(path, 0o700)
     subprocess.check_call([path])
 
 
-def see_home(wanted):
+def see_home(wanted: Any) -> Any:
     """Is the file that the login host just wrote here too, with the same content?"""
     if not wanted:
         return None
@@ -232,7 +251,7 @@ def see_home(wanted):
     return {"path": wanted["path"], "problem": problem}
 
 
-def reach(wanted):
+def reach(wanted: Any) -> Any:
     """The first address of the login host that answers with the right word."""
     if not wanted:
         return None
@@ -243,14 +262,18 @@ def reach(wanted):
             with socket.create_connection((address, wanted["port"]), timeout=2) as peer:
                 peer.sendall(wanted["token"].encode())
                 if peer.recv(100).decode("utf-8", "replace") == wanted["answer"]:
-                    return {"address": address, "milliseconds": round((time.time() - began) * 1000, 1), "problem": ""}
+                    return {
+                        "address": address,
+                        "milliseconds": round((time.time() - began) * 1000, 1),
+                        "problem": "",
+                    }
             problems.append(address + ": somebody else answers")
         except OSError as error:
-            problems.append("{}: {}".format(address, error.strerror or error))
+            problems.append(f"{address}: {error.strerror or error}")
     return {"address": "", "milliseconds": 0, "problem": "; ".join(problems) or "no address to try"}
 
 
-def seccomp_actions():
+def seccomp_actions() -> Any:
     try:
         with open("/proc/sys/kernel/seccomp/actions_avail") as file:
             return file.read().split()
@@ -258,12 +281,12 @@ def seccomp_actions():
         return []
 
 
-def limits():
+def limits() -> Any:
     names = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC}
     return {name: list(resource.getrlimit(kind)) for name, kind in names.items()}
 
 
-def facts(wanted):
+def facts(wanted: Any) -> Any:
     return {
         "host": socket.gethostname(),
         "kernel": os.uname().release,
@@ -286,5 +309,5 @@ def facts(wanted):
     }
 
 
-def main(wanted):
+def main(wanted: Any) -> None:
     sys.stdout.write("\n" + MARK + json.dumps(facts(wanted)) + "\n")

@@ -36,7 +36,9 @@ def beacon() -> Iterator[Beacon]:
     """Listen on a random port until the block is left."""
     with socket.create_server(("", 0)) as server:
         server.settimeout(_POLL_S)
-        told = Beacon(local_addresses(), server.getsockname()[1], secrets.token_hex(16), secrets.token_hex(16))
+        told = Beacon(
+            local_addresses(), server.getsockname()[1], secrets.token_hex(16), secrets.token_hex(16)
+        )
         stop = threading.Event()
         thread = threading.Thread(target=_serve, args=(server, told, stop), name="beacon", daemon=True)
         thread.start()

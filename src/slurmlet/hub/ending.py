@@ -20,7 +20,7 @@ _STOP_SLACK_S = 5.0
 # How long a new hub waits for the runner of a pod that is being deleted before it cancels the job.
 _DIAL_IN_S = 6.0
 # A finished runner leaves by itself; one that has not after this long is cancelled.
-_LINGER_S = 60.0
+_LINGER_S = 15.0
 
 
 async def end(tools: Tools, state: PodState) -> float | None:
@@ -39,6 +39,8 @@ async def end(tools: Tools, state: PodState) -> float | None:
         overdue_s = time.time() - parse_rfc3339(metadata["deletionTimestamp"]).timestamp()
         if overdue_s > _STOP_SLACK_S:
             await _cancel(tools, state)
+    elif state.runner_done:
+        await linger(tools, state)
     elif state.queued or time.monotonic() - state.born_s > _DIAL_IN_S:
         await _cancel(tools, state)
     tools.watch.poke()

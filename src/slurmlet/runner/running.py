@@ -9,8 +9,7 @@ import socket
 import sys
 from typing import Any, Dict, Optional
 
-from slurmlet import __version__
-from slurmlet.runner import linux, reporting, wire
+from slurmlet.runner import VERSION, linux, reporting, wire
 from slurmlet.runner.children import Children
 from slurmlet.runner.claiming import PodDir
 from slurmlet.runner.context import HostNetwork, PodContext, write_etc
@@ -74,7 +73,7 @@ class Runner:
                 job_id=self._job_id,
                 host=os.uname().nodename,
                 host_ip=address,
-                version=__version__,
+                version=VERSION,
                 has_pod=has_pod,
                 report=self._reporter.report if has_pod else None,
             )

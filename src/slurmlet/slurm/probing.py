@@ -39,7 +39,9 @@ def parse_config(text: str) -> dict[str, str]:
 
 
 def show_config() -> dict[str, str]:
-    return parse_config(run(["scontrol", "show", "config"], timeout_s=_CONFIG_TIMEOUT_S, env=environment()).stdout)
+    return parse_config(
+        run(["scontrol", "show", "config"], timeout_s=_CONFIG_TIMEOUT_S, env=environment()).stdout
+    )
 
 
 def run_on_node(program: str, *, partition: str | None, wait_s: float) -> ProbeJob:
@@ -51,7 +53,9 @@ def run_on_node(program: str, *, partition: str | None, wait_s: float) -> ProbeJ
     if partition:
         argv.append(f"--partition={partition}")
     try:
-        done: Completed = run([*argv, "python3", "-"], stdin=program, timeout_s=wait_s, env=environment(), check=False)
+        done: Completed = run(
+            [*argv, "python3", "-"], stdin=program, timeout_s=wait_s, env=environment(), check=False
+        )
     except CommandError as error:
         return ProbeJob(problem=error.stderr, timed_out=error.transient)
     if done.ok:
@@ -68,4 +72,6 @@ def _cause(lines: list[str]) -> str:
 
 def environment(source: Mapping[str, str] | None = None) -> dict[str, str]:
     variables = os.environ if source is None else source
-    return {name: value for name, value in variables.items() if name in _KEPT or not _SLURM_VARIABLE.match(name)}
+    return {
+        name: value for name, value in variables.items() if name in _KEPT or not _SLURM_VARIABLE.match(name)
+    }
