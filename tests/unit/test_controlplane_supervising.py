@@ -22,7 +22,7 @@ from slurmlet.controlplane.config import ClusterConfig
 from slurmlet.controlplane.runfiles import make_dirs, read_components, run_files, start_ticks
 from slurmlet.controlplane.supervising import cap, rotate
 
-STAYS = "#!/bin/sh\necho began $$\nexec sleep 300\n"
+STAYS = '#!/bin/sh\necho "$@"\nexec sleep 300\n'
 
 
 def eventually(check: Callable[[], Any], limit_s: float = 15.0) -> Any:
@@ -139,23 +139,16 @@ def test_hub_is_ended_for_good_on_request(trial: Trial) -> None:
     assert trial.state("etcd")["pid"] == etcd
 
 
-def test_taken_port_is_replaced(trial: Trial) -> None:
-    trial.program(
-        "etcd",
-        '#!/bin/sh\ncase "$*" in *127.0.0.1:2*) echo "bind: address already in use" >&2; exit 1;; esac\nexec sleep 300\n',
-    )
-    # The stand-in refuses the first port; whatever the supervisor chooses next does not begin like that.
-    config = json.loads(trial.files.config.read_text())
-    assert config["etcd_port"] == 2
+def test_taken_port_is_replaced_and_its_users_are_told(trial: Trial) -> None:
+    refuse = 'case "$*" in *127.0.0.1:2\\ *) echo "bind: address already in use" >&2; exit 1;; esac'
+    trial.program("etcd", f"#!/bin/sh\n{refuse}\nexec sleep 300\n")
+    assert json.loads(trial.files.config.read_text())["etcd_port"] == 2
     trial.start()
-    eventually(lambda: json.loads(trial.files.config.read_text())["etcd_port"] != 2)
-    config = json.loads(trial.files.config.read_text())
-    eventually(lambda: trial.state("kube-apiserver").get("pid"))
-    api = trial.pid("kube-apiserver")
-    words = Path(f"/proc/{api}/cmdline").read_bytes() if start_ticks(api) else b""
-    assert config["etcd_port"] > 1024
-    assert b"sleep" in words  # restarted with the new port, see the next line
-    assert "its port was taken" in (trial.files.logs / "supervisor.log").read_text()
+    port = eventually(lambda: (now := json.loads(trial.files.config.read_text())["etcd_port"]) != 2 and now)
+    api_log = trial.files.logs / "kube-apiserver.log"
+    eventually(lambda: f"--etcd-servers=https://127.0.0.1:{port} " in api_log.read_text())
+    eventually(lambda: trial.state("etcd").get("pid"))
+    assert "--etcd-servers=https://127.0.0.1:2 " in api_log.read_text().splitlines()[0]
 
 
 def test_second_supervisor_leaves_at_once(trial: Trial) -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from images_building import contents, digest, directory_of, header, layer
 
 from slurmlet.images import trees
 from slurmlet.images.archives import Layer
 from slurmlet.images.bundles import BadImage, DirectoryBundle
 from slurmlet.images.flattening import flatten
+from tests.unit.images_building import contents, digest, directory_of, header, layer
 
 
 def flat(tmp_path: Path, *layers: bytes) -> dict[str, Any]:

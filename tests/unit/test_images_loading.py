@@ -10,7 +10,13 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from images_building import (
+
+from slurmlet.base.errors import UserError
+from slurmlet.images import bundles
+from slurmlet.images.bundles import BadImage
+from slurmlet.images.references import InvalidImageName
+from slurmlet.images.store import Image, Store
+from tests.unit.images_building import (
     config,
     contents,
     digest,
@@ -21,12 +27,6 @@ from images_building import (
     layout_files,
     tar_of,
 )
-
-from slurmlet.base.errors import UserError
-from slurmlet.images import bundles
-from slurmlet.images.bundles import BadImage
-from slurmlet.images.references import InvalidImageName
-from slurmlet.images.store import Image, Store
 
 LAYERS = [layer(("a", "f", b"1"), ("b", "f", b"b")), layer(("a", "f", b"2"))]
 TREE = {"a": b"2", "b": b"b"}

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from images_building import contents, layer, layout_files
 
 from slurmlet.base.errors import SlurmletError, UserError
 from slurmlet.base.files import locked
 from slurmlet.images import crane
 from slurmlet.images.references import InvalidImageName
 from slurmlet.images.store import Store
+from tests.unit.images_building import contents, layer, layout_files
 
 LAYERS = [layer(("a", "f", b"1"), ("b", "f", b"b")), layer((".wh.a", "f", b""), ("c", "f", b"c"))]
 PASSWORD = "hunter2 with spaces"

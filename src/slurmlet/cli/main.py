@@ -24,6 +24,7 @@ COMMANDS = {
     "shell": "Open a shell with KUBECONFIG set and kubectl on its PATH.",
     "image": "The image store: load, pull, ls, rm.",
     "doctor": "What this site offers, what is missing, what to do about it.",
+    "bench": "Measure against bare Slurm, in the same run.",
     "testbed": "A real multi-host Slurm on this machine.",
     "upstream": "Fetch or build the pinned upstream binaries.",
 }

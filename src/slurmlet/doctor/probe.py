@@ -39,6 +39,7 @@ def trial(function: Any, *arguments: Any) -> str:
         # Neither the parent's buffered output nor its exit handlers may run twice.
         said = ""
         try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(TRIAL_TIMEOUT_S)
             function(*arguments)
         except BaseException as error:
@@ -134,26 +135,26 @@ def try_seccomp() -> None:
 
 
 def subordinate_ids() -> Any:
-    """How many uids the site gave the user, and whether newuidmap really maps them."""
-    count = 0
-    start = 0
+    """How many ids the site gave the user, and whether newuidmap really maps them."""
+    (start, uids), (_, gids) = subordinate_range("/etc/subuid"), subordinate_range("/etc/subgid")
+    count = min(uids, gids)
+    return {"count": count, "problem": trial(map_subordinate, start, count) if count else ""}
+
+
+def subordinate_range(path: str) -> Any:
     try:
-        name = pwd.getpwuid(os.getuid()).pw_name
+        names = [str(os.getuid()), pwd.getpwuid(os.getuid()).pw_name]
     except KeyError:
-        name = str(os.getuid())
+        names = [str(os.getuid())]
     try:
-        with open("/etc/subuid") as file:
-            for line in file:
-                fields = line.strip().split(":")
-                if len(fields) == 3 and fields[0] in (name, str(os.getuid())):
-                    start, count = int(fields[1]), int(fields[2])
-                    break
-    except (OSError, ValueError):
-        pass
-    problem = ""
-    if count:
-        problem = trial(map_subordinate, start, count)
-    return {"count": count, "newuidmap": find("newuidmap") or "", "problem": problem}
+        with open(path) as file:
+            lines = [line.strip().split(":") for line in file]
+    except OSError:
+        lines = []
+    for fields in lines:
+        if len(fields) == 3 and fields[0] in names and fields[1].isdigit() and fields[2].isdigit():
+            return int(fields[1]), int(fields[2])
+    return 0, 0
 
 
 def map_subordinate(start: int, count: int) -> None:
@@ -184,20 +185,23 @@ def find(program: str) -> Any:
 
 
 def versions() -> Any:
-    found: Any = {}
-    for name in RUNTIMES:
-        path = find(name)
-        if path is None:
-            continue
-        try:
-            said = subprocess.check_output(
-                [path, "--version"], stderr=subprocess.STDOUT, timeout=TRIAL_TIMEOUT_S
-            )
-            words = said.decode("utf-8", "replace").split("\n")[0].split()
-            found[name] = words[-1] if words else "?"
-        except (OSError, subprocess.SubprocessError):
-            found[name] = "does not start"
+    # crun wants a place for its state even to tell its version; jobs often have no XDG_RUNTIME_DIR.
+    place = tempfile.mkdtemp(prefix="slurmlet-doctor-")
+    environment = dict(os.environ, XDG_RUNTIME_DIR=place)
+    found = {name: version(find(name), environment) for name in RUNTIMES if find(name)}
+    shutil.rmtree(place, ignore_errors=True)
     return found
+
+
+def version(path: str, environment: Any) -> str:
+    try:
+        said = subprocess.check_output(
+            [path, "--version"], stderr=subprocess.STDOUT, timeout=TRIAL_TIMEOUT_S, env=environment
+        )
+    except (OSError, subprocess.SubprocessError):
+        return "does not start"
+    words = said.decode("utf-8", "replace").split("\n")[0].split()
+    return words[-1] if words else "?"
 
 
 def scratch() -> Any:

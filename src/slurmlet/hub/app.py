@@ -19,6 +19,7 @@ from slurmlet.hub.credentials import RunnerAuthority
 from slurmlet.hub.imaging import Images
 from slurmlet.hub.links import LinkServer
 from slurmlet.hub.nodes import NodeKeeper
+from slurmlet.hub.pacing import Pacer
 from slurmlet.hub.pods import Pods
 from slurmlet.hub.polling import SlurmWatch
 from slurmlet.hub.serving import KubeletServer
@@ -85,7 +86,7 @@ async def _spawn(settings: Settings, client: ApiClient, tasks: asyncio.TaskGroup
     facts = await _facts(settings, slurm, kubelet_port)
     nodes = NodeKeeper(settings, client, slurm, events, facts)
     images = Images(Store(store_dir()), client, events, settings.pulls_at_once)
-    pods = Pods(Tools(settings, client, events, slurm, watch, images, submitter, nodes), tasks)
+    pods = Pods(Tools(settings, client, events, slurm, watch, images, submitter, nodes, Pacer()), tasks)
     watch.busy = pods.busy
     reflector = Reflector(
         client, "/api/v1/pods", pods.changed, on_synced=pods.synced.set, fieldSelector="spec.nodeName!="

@@ -12,6 +12,7 @@ from slurmlet.images.store import Image
 from slurmlet.model.downward import Place
 from slurmlet.model.ids import JobId, PodUid
 from slurmlet.model.jobstates import Fate, Stage
+from slurmlet.model.sources import Sources
 from slurmlet.model.status import is_terminal
 
 Obj = dict[str, Any]
@@ -38,6 +39,7 @@ class PodState:
         self.backoff = Backoff()
         self.waiting: Mapping[str, tuple[str, str]] = {}
         self.refused: tuple[str, str] | None = None
+        self.prepared: tuple[float, Sources] | None = None  # fetched while the job waits for its start
         # On the way out
         self.stop_sent_grace_s: int | None = None
         self.cancelled = False

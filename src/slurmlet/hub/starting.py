@@ -5,6 +5,8 @@ What the pod waits for (an image, a config map) it waits for here, before it hol
 
 from __future__ import annotations
 
+import time
+
 from slurmlet.base.errors import RefusedPod
 from slurmlet.hub.gathering import gather
 from slurmlet.hub.imaging import ImageProblem
@@ -16,9 +18,11 @@ from slurmlet.model import admission
 from slurmlet.model.downward import Place
 from slurmlet.model.jobs import HOST_ANNOTATION, JOB_ID_ANNOTATION
 from slurmlet.model.plan import PlannedImage, Setting, check_sources, pod_plan
-from slurmlet.model.sources import MissingSource
+from slurmlet.model.sources import MissingSource, Sources
 
 _RETRY_S = 2.0
+# A config map read longer ago than this is read again before the pod starts with it.
+_FRESH_S = 10.0
 
 
 async def start(tools: Tools, state: PodState) -> float | None:
@@ -28,6 +32,11 @@ async def start(tools: Tools, state: PodState) -> float | None:
         return None
     if partition is None:
         return _RETRY_S
+    if (wait_s := tools.pacer.wait_s(state.pod)) > 0:
+        text = "back-off: earlier pods of the same owner ended before they could start"
+        state.waiting = {"": ("CrashLoopBackOff", text)}
+        tools.events.pod_event(state.pod, "Warning", "BackOff", text)
+        return wait_s
     try:
         admission.check(state.pod)
         request = tools.submitter.request(state.pod, partition.name)
@@ -52,6 +61,8 @@ async def start(tools: Tools, state: PodState) -> float | None:
     tools.events.pod_event(state.pod, "Normal", "Submitted", text)
     for note in request.notes:
         tools.events.pod_event(state.pod, "Warning", "AnnotationWithoutEffect", note)
+    # While Slurm looks for a place: what the plan will need, so that the runner gets it without a wait.
+    state.prepared = time.monotonic(), await gather(tools.client, state.pod, with_tokens=True)
     await annotate(tools.client, state, {JOB_ID_ANNOTATION: state.job_id})
     return None
 
@@ -60,7 +71,7 @@ async def send_plan(tools: Tools, state: PodState, link: RunnerLink) -> float | 
     """Give the runner its pod; seconds to wait when something it needs is missing."""
     settings = tools.settings
     try:
-        sources = await gather(tools.client, state.pod, with_tokens=True)
+        sources = await _sources(tools, state)
         if not state.images:
             state.images = await tools.images.stored(state.pod)
         images = {
@@ -87,9 +98,16 @@ async def send_plan(tools: Tools, state: PodState, link: RunnerLink) -> float | 
     state.waiting = {}
     await link.tell("pod", pod=plan)
     link.has_pod = True
+    tools.pacer.started(state.pod)
     if state.place is not None:
         await annotate(tools.client, state, {HOST_ANNOTATION: state.place.host})
     return None
+
+
+async def _sources(tools: Tools, state: PodState) -> Sources:
+    if state.prepared is not None and time.monotonic() - state.prepared[0] < _FRESH_S:
+        return state.prepared[1]
+    return await gather(tools.client, state.pod, with_tokens=True)
 
 
 def _refuse(tools: Tools, state: PodState, error: RefusedPod) -> None:

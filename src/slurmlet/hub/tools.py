@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from slurmlet.hub.imaging import Images
 from slurmlet.hub.nodes import NodeKeeper
+from slurmlet.hub.pacing import Pacer
 from slurmlet.hub.polling import SlurmWatch
 from slurmlet.hub.settings import Settings
 from slurmlet.hub.submitting import Submitter
@@ -24,3 +25,4 @@ class Tools:
     images: Images
     submitter: Submitter
     nodes: NodeKeeper
+    pacer: Pacer

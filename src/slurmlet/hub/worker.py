@@ -180,6 +180,8 @@ class PodWorker:
             if time.monotonic() - self._verdict_asked_s < _VERDICT_S:
                 self._tools.watch.poke()
                 return _SOON_S
+        if state.job_over and state.report is None:
+            self._tools.pacer.stillborn(state.pod)
         await write_status(self._tools.client, state)
         return None
 

@@ -244,7 +244,10 @@ class Container:
             self.report["last"] = {name: self.report[name] for name in kept}
             self.report.update(exit_code=None, signal=None, finished_at=None, started=False, ready=False)
         reason = self.report["reason"] if self.report["state"] == "waiting" else "CrashLoopBackOff"
-        if wait_s > 0:
+        if wait_s > 0 and reason == "CreateContainerError":
+            # What went wrong says more than that it will be tried again.
+            self._context.reporter.changed()
+        elif wait_s > 0:
             where = f"container={self.name} pod={self._context.full_name}"
             self._waiting(reason, f"back-off {spoken(self._backoff.delay_s)} restarting failed {where}")
             message = f"Back-off restarting failed container {self.name} in pod {self._context.full_name}"
@@ -272,6 +275,7 @@ class Container:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+            self._stay_ended()
         if not self._pid:
             return
         if first:
@@ -281,6 +285,13 @@ class Container:
         if self._kill_timer is not None:
             self._kill_timer.cancel()
         self._kill_timer = self._context.loop.later(max(0.0, grace_s), lambda: self._signal(signal.SIGKILL))
+
+    def _stay_ended(self) -> None:
+        """It was to start again and will not: its last run is its state after all."""
+        last, self.report["last"] = self.report["last"], None
+        if last is not None:
+            self.report.update(last, state="terminated", ready=False)
+            self._context.reporter.changed()
 
     def _signal(self, number: int) -> None:
         # Safe from reuse of the pid: we alone reap it, and forget it when we do.

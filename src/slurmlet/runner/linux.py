@@ -41,6 +41,24 @@ def unmount(target: str, flags: int = MNT_DETACH) -> None:
     _check(_libc().umount2(os.fsencode(target), flags), f"umount {target}")
 
 
+def unmount_below(directory: str) -> None:
+    """Everything mounted below a directory, the last first; what refuses is left to the end of the namespace."""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        points = [_unescape(line.split()[4]) for line in file]
+    for point in reversed(points):
+        if point.startswith(directory + "/"):
+            try:
+                unmount(point)
+            except OSError:
+                pass
+
+
+def _unescape(path: str) -> str:
+    for code, char in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        path = path.replace(code, char)
+    return path
+
+
 def bind(source: str, target: str, read_only: bool = False) -> None:
     mount(source, target, "", MS_BIND | MS_REC)
     if read_only:

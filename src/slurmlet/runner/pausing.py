@@ -13,24 +13,27 @@ from slurmlet.runner import linux
 from slurmlet.runner.children import Children
 
 
-def start_pause(children: Children, empty_dir: str) -> str:
-    """Start it and return the path of its PID namespace."""
+def start_pause(children: Children, empty_dir: str, name: str) -> str:
+    """Start it and return a path of its PID namespace: `name`, a file that the namespace is bound to.
+
+    Not /proc/<pid>/ns/pid: nobody may look into the pause, the runtime no more than a container.
+    """
     reader, writer = os.pipe2(os.O_CLOEXEC)
     children.begin_start()
     middle = os.fork()
     if middle == 0:
-        _become_parent_of_pause(empty_dir, writer)
+        _become_parent_of_pause(empty_dir, name, writer)
     os.close(writer)
     with os.fdopen(reader, "rb") as answer:
         said = answer.read()
     children.adopt(middle, lambda _code, _signal: None)
     children.end_start()
-    if not said.isdigit():
+    if said != b"ready":
         raise OSError(f"no shared PID namespace: {said.decode(errors='replace') or 'no answer'}")
-    return f"/proc/{int(said)}/ns/pid"
+    return name
 
 
-def _become_parent_of_pause(empty_dir: str, writer: int) -> None:
+def _become_parent_of_pause(empty_dir: str, name: str, writer: int) -> None:
     """unshare(CLONE_NEWPID) is for children to come, so a process in between is needed; the pause goes to PID 1."""
     try:
         signal.set_wakeup_fd(-1)
@@ -41,7 +44,9 @@ def _become_parent_of_pause(empty_dir: str, writer: int) -> None:
             _pause(empty_dir, done)
         os.close(done)
         problem = os.read(ready, 4096)
-        os.write(writer, problem or str(pid).encode())
+        os.close(os.open(name, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        linux.bind("/proc/self/ns/pid_for_children", name)
+        os.write(writer, problem or b"ready")
     except OSError as error:
         os.write(writer, str(error).encode())
     finally:

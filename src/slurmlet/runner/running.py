@@ -127,7 +127,9 @@ class Runner:
         if plan.get("share_pid"):
             from slurmlet.runner.pausing import start_pause
 
-            pid_namespace = start_pause(self._children, scratch.private_dir("empty"))
+            pid_namespace = start_pause(
+                self._children, scratch.private_dir("empty"), os.path.join(scratch.private, "pid-namespace")
+            )
         return PodContext(
             loop=self._loop,
             children=self._children,
@@ -200,8 +202,5 @@ class Runner:
             return
         from slurmlet.runner.unpacking import remove_tree
 
-        try:
-            linux.unmount(self._scratch.private)
-        except OSError:
-            pass
+        linux.unmount_below(self._scratch.pod)
         remove_tree(self._scratch.pod)

@@ -135,14 +135,12 @@ class _Console:
     """The socket over which a runtime hands us the master of a container's terminal."""
 
     def __init__(self, path: str) -> None:
-        self._directory = os.open(os.path.dirname(path), os.O_PATH | os.O_CLOEXEC)
-        self._real = path
-        # Scratch paths can be longer than the 108 bytes of a socket's name.
-        self.path = (
-            f"/proc/{os.getpid()}/fd/{self._directory}/{os.path.basename(path)}" if len(path) > 100 else path
-        )
+        self.path = path
+        # Scratch paths can be longer than the 108 bytes of a socket's name; crun has a way around that of its own.
+        directory = os.open(os.path.dirname(path), os.O_PATH | os.O_CLOEXEC)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.bind(self.path)
+        self._socket.bind(f"/proc/self/fd/{directory}/{os.path.basename(path)}")
+        os.close(directory)
         self._socket.listen(1)
         self._socket.settimeout(5)
 
@@ -160,8 +158,7 @@ class _Console:
 
     def close(self) -> None:
         self._socket.close()
-        os.unlink(self._real)
-        os.close(self._directory)
+        os.unlink(self.path)
 
 
 def _explain(log: str, code: int) -> str:

@@ -57,8 +57,8 @@ def slurm_conf(plan: Plan) -> str:
         _SLURM
         + storage
         + f"NodeName={nodes} CPUs={CPUS_PER_NODE} RealMemory={MEMORY_PER_NODE_MB} State=UNKNOWN\n"
-        + f"PartitionName=batch Nodes={nodes} Default=YES MaxTime=INFINITE State=UP DefMemPerCPU=100\n"
-        + f"PartitionName=short Nodes={nodes} MaxTime=10:00 DefaultTime=10:00 State=UP DefMemPerCPU=100\n"
+        + f"PartitionName=batch Nodes={nodes} Default=YES MaxTime=INFINITE State=UP LLN=YES DefMemPerCPU=100\n"
+        + f"PartitionName=short Nodes={nodes} MaxTime=10:00 DefaultTime=10:00 State=UP LLN=YES DefMemPerCPU=100\n"
     )
 
 

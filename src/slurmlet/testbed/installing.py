@@ -78,13 +78,12 @@ def install(paths: Paths, plan: Plan) -> bool:
             return False
         wheel = packing.build_wheel(paths.suite(plan) / "build")
         whole = have.get("dependencies") != want["dependencies"]
-        # Gone until all is done: an interrupted installation is never taken for a finished one.
-        (venv / _STAMP).unlink(missing_ok=True)
         if whole:
             _download(wheel, wheels, _target_python(paths, plan))
-            # Not --clear: it would remove the directory, which is a mount point here.
-            _inside(paths, ["find", f"{OPT}/venv", "-mindepth", "1", "-delete"])
-            _inside(paths, ["python3", "-m", "venv", f"{OPT}/venv"])
+        if not have:
+            _make_venv(paths)
+        # Until all is done: an interrupted installation is never taken for a finished one.
+        write_json(venv / _STAMP, {"slurmlet": "", "dependencies": "" if whole else want["dependencies"]})
         _put_wheel(wheel, wheels)
         _pip_install(paths, wheel, whole)
         write_json(venv / _STAMP, want)
@@ -153,8 +152,21 @@ def _put_wheel(wheel: Path, wheels: Path) -> None:
         every.chmod(0o644)
 
 
+def _make_venv(paths: Paths) -> None:
+    """Only the first time: later ones install into it, since users of a running testbed may be at work in it."""
+    # Not `venv --clear`: it would remove the directory, which is a mount point here.
+    _inside(paths, ["find", f"{OPT}/venv", "-mindepth", "1", "-delete"])
+    _inside(paths, ["python3", "-m", "venv", f"{OPT}/venv"])
+
+
 def _pip_install(paths: Paths, wheel: Path, whole: bool) -> None:
-    how = [] if whole else ["--no-deps", "--force-reinstall"]
+    if whole:
+        # The newest there is, which is the locked one: the folder holds no other.
+        _pip(paths, ["--upgrade", "--upgrade-strategy=eager", f"{OPT}/wheels/{wheel.name}"])
+    _pip(paths, ["--no-deps", "--force-reinstall", f"{OPT}/wheels/{wheel.name}"])
+
+
+def _pip(paths: Paths, arguments: list[str]) -> None:
     pip = [
         f"{OPT}/venv/bin/python",
         "-m",
@@ -164,7 +176,7 @@ def _pip_install(paths: Paths, wheel: Path, whole: bool) -> None:
         "--no-index",
         f"--find-links={OPT}/wheels",
     ]
-    _inside(paths, [*pip, *how, f"{OPT}/wheels/{wheel.name}"])
+    _inside(paths, [*pip, *arguments])
 
 
 def _inside(paths: Paths, argv: list[str]) -> None:

@@ -13,14 +13,14 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from slurmlet.base.console import Steps
-from slurmlet.base.errors import SlurmletError
+from slurmlet.base.errors import SiteError, SlurmletError
 from slurmlet.base.files import locked, private_dir, write_json
 from slurmlet.base.processes import run
 from slurmlet.testbed import accounting, images, installing, namespaces, network, rootfs
 from slurmlet.testbed.configuring import files, slurmdbd_conf
 from slurmlet.testbed.hosts import Testbed, recorded_plan, require_root
 from slurmlet.testbed.services import Daemons, accounts, missing
-from slurmlet.testbed.settings import SWITCH, USERS, Paths, Plan
+from slurmlet.testbed.settings import NAME_VARIABLE, SWITCH, USERS, Paths, Plan
 
 _NODES_LIMIT_S = 60
 
@@ -41,12 +41,22 @@ def up(plan: Plan, *, paths: Paths | None = None, quiet: bool = False) -> Outcom
     with locked(where.lock):
         if not rootfs.is_ready(where, plan):
             _clear(where)
-            with steps.step(f"Making the hosts' root file system (Debian {plan.suite}, Slurm {plan.slurm})"):
-                rootfs.ensure_root(where, plan)
+            _refuse_neighbours(where)
+            rootfs.ensure_root(where, plan, steps)
         if recorded_plan(where) != plan:
             _clear(where)
         changed = _converge(where, plan, steps)
         return Outcome(not changed.started, changed.installed, steps.elapsed_s())
+
+
+def _refuse_neighbours(paths: Paths) -> None:
+    """A new root takes the place of the old one, which must not be in use."""
+    names = sorted(namespaces.neighbours(paths))
+    if names:
+        raise SiteError(
+            f"the hosts' root must be made anew, but another testbed uses it: {', '.join(names)}",
+            hint=f"Take it down first: {NAME_VARIABLE}={names[0]} slurmlet testbed down",
+        )
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -152,22 +152,31 @@ def links_of(init: Init) -> set[str]:
 
 def strays(paths: Paths) -> list[Init]:
     """Every init that carries our mark, whether or not a record of it is left."""
-    mark = f"{MARKER}={paths.run}".encode()
-    found = []
+    return [init for init, run_dir in _marked() if run_dir == str(paths.run)]
+
+
+def neighbours(paths: Paths) -> set[str]:
+    """The names of other testbeds that run from the same cache."""
+    places = {Path(run_dir) for _, run_dir in _marked()}
+    return {place.name for place in places if place.parent == paths.base and place.name != paths.name}
+
+
+def _marked() -> Iterator[tuple[Init, str]]:
+    prefix = f"{MARKER}=".encode()
     for entry in _PROC.iterdir():
         if not entry.name.isdigit():
             continue
         try:
-            if mark not in (entry / "environ").read_bytes().split(b"\0"):
-                continue
+            mark = next(
+                (v for v in (entry / "environ").read_bytes().split(b"\0") if v.startswith(prefix)), None
+            )
             ranks = (entry / "status").read_text().partition("NSpid:")[2].splitlines()[0].split()
         except (OSError, IndexError):
             continue
         init = _identify(int(entry.name))
-        # Only an init (pid 1 of a namespace below ours): a daemon that kept the mark dies with it.
-        if len(ranks) > 1 and ranks[-1] == "1" and init is not None:
-            found.append(init)
-    return found
+        # Only an init (pid 1 of a namespace below ours): whatever else inherited the mark dies with it.
+        if mark and len(ranks) > 1 and ranks[-1] == "1" and init is not None:
+            yield init, mark.removeprefix(prefix).decode(errors="replace")
 
 
 def end(inits: Sequence[Init]) -> None:

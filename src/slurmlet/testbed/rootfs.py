@@ -1,7 +1,7 @@
 """The root file system of all hosts: a Debian made by debootstrap and apt, kept in the cache.
 
 A root is complete or absent: it is made under a temporary name, its key is the last thing written into it, and only
-then it takes its place. Must never change packages of the machine, but for installing debootstrap where it is missing.
+then it takes its place. Must never change packages of the machine, but for debootstrap where it is missing.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from slurmlet.base.console import Steps
 from slurmlet.base.errors import SiteError
 from slurmlet.base.files import locked
 from slurmlet.base.processes import Completed, run
@@ -39,6 +40,7 @@ PACKAGES = (
 RECIPE = 1
 KEY_FILE = "etc/slurmlet-testbed-root"
 _BUILD_LIMIT_S = 1800
+_KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _NO_DOCS = "\n".join(
     [
         "force-unsafe-io",
@@ -59,8 +61,8 @@ def is_ready(paths: Paths, plan: Plan) -> bool:
         return False
 
 
-def ensure_root(paths: Paths, plan: Plan) -> Path:
-    """The ready root, made first where there is none (or one of other packages). Takes minutes then."""
+def ensure_root(paths: Paths, plan: Plan, steps: Steps) -> Path:
+    """The ready root, made first where there is none (or one of other packages). Takes a minute or two then."""
     root = paths.root(plan)
     root.parent.mkdir(parents=True, exist_ok=True)
     with locked(root.parent / "root.lock"):
@@ -68,10 +70,12 @@ def ensure_root(paths: Paths, plan: Plan) -> Path:
             return root
         for leftover in root.parent.glob("root.*-[0-9]*"):
             remove_tree(leftover)
-        building = root.with_name(f"root.building-{os.getpid()}")
-        _debootstrap(plan.suite, building, _deb_cache(paths))
-        _install_packages(building, _deb_cache(paths))
-        _make_users(building)
+        building, cache = root.with_name(f"root.building-{os.getpid()}"), _deb_cache(paths)
+        with steps.step(f"Making the hosts' root file system: Debian {plan.suite}"):
+            _debootstrap(plan.suite, building, cache)
+        with steps.step(f"Making the hosts' root file system: Slurm {plan.slurm} and what it needs"):
+            _install_packages(building, cache)
+            _make_users(building)
         (building / KEY_FILE).write_text(root_key(plan) + "\n")
         if root.exists():
             root.rename(root.with_name(f"root.old-{os.getpid()}"))
@@ -93,13 +97,7 @@ def _deb_cache(paths: Paths) -> Path:
 
 
 def _debootstrap(suite: str, target: Path, cache: Path) -> None:
-    if shutil.which("debootstrap") is None:
-        run(["apt-get", "-qq", "update"], timeout_s=300)
-        run(
-            ["apt-get", "-qq", "install", "--no-install-recommends", "debootstrap"],
-            timeout_s=300,
-            env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
-        )
+    _ensure_debootstrap()
     mirror = machine_mirror()
     argv = [
         "debootstrap",
@@ -110,6 +108,20 @@ def _debootstrap(suite: str, target: Path, cache: Path) -> None:
         str(target),
     ]
     _run_quietly([*argv, *([mirror] if mirror else [])], "debootstrap")
+
+
+def _ensure_debootstrap() -> None:
+    if shutil.which("debootstrap") and _KEYRING.exists():
+        return
+    if shutil.which("apt-get") is None:
+        raise SiteError(
+            "debootstrap is missing", hint="Install debootstrap and Debian's archive keyring, then try again."
+        )
+    _run_quietly(["apt-get", "-qq", "update"], "apt-get update")
+    wanted = ["debootstrap", "debian-archive-keyring"]
+    _run_quietly(
+        ["apt-get", "-qq", "-y", "install", "--no-install-recommends", *wanted], "apt-get install debootstrap"
+    )
 
 
 def machine_mirror() -> str | None:

@@ -1,0 +1,120 @@
+"""How long from the request to the first instruction: a raw `sbatch` and a pod, one after the other, many times.
+
+Both write an empty file on the shared file system as their first act; its modification time is the moment. The clock
+starts before the client program (`sbatch`, `kubectl create`) is started, so that its own start counts too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurmlet.base.errors import SlurmletError, UserError
+from slurmlet.base.layout import ClusterFiles
+from slurmlet.base.processes import run
+from slurmlet.bench.statistics import Summary, summary
+from slurmlet.upstream.locating import find
+
+_PATIENCE_S = 120.0
+_LOOK_S = 0.005
+
+
+@dataclass(frozen=True)
+class Comparison:
+    sbatch: Summary
+    pod: Summary
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "sbatch": self.sbatch.as_json(),
+            "pod": self.pod.as_json(),
+            "difference_s": round(self.pod.median_s - self.sbatch.median_s, 4),
+            "ratio": round(self.pod.median_s / self.sbatch.median_s, 3),
+        }
+
+
+class StartupBench:
+    """Needs a running cluster of this user and an image with a shell."""
+
+    def __init__(self, cluster: str, image: str) -> None:
+        kubectl = find("kubectl")
+        files = ClusterFiles.named(cluster)
+        if kubectl is None or not files.kubeconfig.exists():
+            raise UserError(f"cluster {cluster!r} is not there", hint=f"Run: slurmlet up -c {cluster}")
+        self._kubectl = [str(kubectl), "--kubeconfig", str(files.kubeconfig)]
+        self._image = image
+
+    def compare(self, runs: int, on_run: Callable[[int, float, float], None]) -> Comparison:
+        raw_s: list[float] = []
+        pod_s: list[float] = []
+        with self._workspace() as directory:
+            self._pod(directory, "warm")
+            for number in range(runs):
+                raw_s.append(self._sbatch(directory, f"raw-{number}"))
+                pod_s.append(self._pod(directory, f"pod-{number}"))
+                on_run(number, raw_s[-1], pod_s[-1])
+        return Comparison(summary(raw_s), summary(pod_s))
+
+    @contextlib.contextmanager
+    def _workspace(self) -> Iterator[Path]:
+        # In the home directory: both hosts must see it.
+        with tempfile.TemporaryDirectory(prefix=".slurmlet-bench-", dir=Path.home()) as name:
+            yield Path(name)
+
+    def _sbatch(self, directory: Path, name: str) -> float:
+        mark = directory / name
+        script = f"#!/bin/sh\n: > {shlex.quote(str(mark))}\n"
+        began_s = time.time()
+        run(["sbatch", "--parsable", "--output=/dev/null", "--ntasks=1", "--mem=32M"], stdin=script)
+        return _moment_s(mark) - began_s
+
+    def _pod(self, directory: Path, name: str) -> float:
+        pod = f"bench-{os.getpid()}-{name}"
+        manifest = json.dumps(self._manifest(pod, directory, name))
+        began_s = time.time()
+        run([*self._kubectl, "create", "-f", "-"], stdin=manifest)
+        try:
+            return _moment_s(directory / name) - began_s
+        finally:
+            run([*self._kubectl, "delete", "pod", pod, "--wait=true"], timeout_s=_PATIENCE_S)
+
+    def _manifest(self, pod: str, directory: Path, name: str) -> dict[str, Any]:
+        container = {
+            "name": "main",
+            "image": self._image,
+            "imagePullPolicy": "IfNotPresent",
+            "command": ["sh", "-c", ': > "/bench/$MARK"'],
+            "env": [{"name": "MARK", "value": name}],
+            "resources": {"requests": {"cpu": "1", "memory": "32Mi"}},
+            "volumeMounts": [{"name": "bench", "mountPath": "/bench"}],
+        }
+        return {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": pod},
+            "spec": {
+                "restartPolicy": "Never",
+                "containers": [container],
+                "volumes": [{"name": "bench", "hostPath": {"path": str(directory)}}],
+            },
+        }
+
+
+def _moment_s(mark: Path) -> float:
+    """When the file was made."""
+    deadline_s = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(FileNotFoundError):
+            return mark.stat().st_mtime
+        time.sleep(_LOOK_S)
+    raise SlurmletError(
+        f"nothing ran within {_PATIENCE_S:g} s", hint="Look at: squeue, slurmlet kubectl get pods"
+    )
