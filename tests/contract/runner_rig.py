@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import ssl
 import subprocess
+import tempfile
 import threading
 import time
 import uuid
@@ -30,12 +32,15 @@ class Rig:
         self.uid = str(uuid.uuid4())
         self.cluster_dir = os.path.join(work, "cluster")
         self.pod_dir = os.path.join(self.cluster_dir, "pods", self.uid)
-        self.scratch = os.path.join(work, "scratch")
-        for path in (self.pod_dir, self.scratch):
-            os.makedirs(path, mode=0o700, exist_ok=True)
+        os.makedirs(self.pod_dir, mode=0o700)
+        self.scratch = tempfile.mkdtemp(prefix="rig-")
         for source, target in (("runner.pem", "runner.pem"), ("ca.pem", "hub-ca.pem")):
-            with open(os.path.join(certificates, source), "rb") as have, open(os.path.join(self.pod_dir, target), "wb") as out:
+            with (
+                open(os.path.join(certificates, source), "rb") as have,
+                open(os.path.join(self.pod_dir, target), "wb") as out,
+            ):
                 out.write(have.read())
+        self.hub_certificate = "hub.pem"
         self.process: Optional[subprocess.Popen[bytes]] = None
         self.plan: Dict[str, Any] = {}
         self.hellos: List[Dict[str, Any]] = []
@@ -53,11 +58,15 @@ class Rig:
 
     def listen(self) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(os.path.join(self._certificates, "hub.pem"))
+        context.load_cert_chain(os.path.join(self._certificates, self.hub_certificate))
         context.load_verify_locations(os.path.join(self._certificates, "ca.pem"))
         context.verify_mode = ssl.CERT_REQUIRED
         self._listener = listener = socket.create_server(("127.0.0.1", 0))
-        hub = {"addresses": ["127.0.0.1"], "runner_port": listener.getsockname()[1], "server_name": "hub.slurmlet"}
+        hub = {
+            "addresses": ["127.0.0.1"],
+            "runner_port": listener.getsockname()[1],
+            "server_name": "hub.slurmlet",
+        }
         with open(os.path.join(self.cluster_dir, "hub.json"), "w") as file:
             json.dump(hub, file)
         threading.Thread(target=self._accept, args=(listener, context), daemon=True).start()
@@ -136,7 +145,9 @@ class Rig:
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0:
                     last = self.reports[-1:] or self.hellos
-                    raise AssertionError(f"not within {timeout_s} s: {what}\nlast: {json.dumps(last)}\n{self.said()}")
+                    raise AssertionError(
+                        f"not within {timeout_s} s: {what}\nlast: {json.dumps(last)}\n{self.said()}"
+                    )
                 self.changed.wait(min(left_s, 0.2))
 
     # The runner.
@@ -166,12 +177,15 @@ class Rig:
             self.process.wait()
         if self._listener is not None:
             self._listener.close()
+        shutil.rmtree(self.scratch, ignore_errors=True)
 
     # What scenarios ask.
 
     def container(self, name: str) -> Dict[str, Any]:
         report = (self.byes or self.reports or [{}])[-1]
-        found: Dict[str, Any] = {**report.get("init_containers", {}), **report.get("containers", {})}.get(name, {})
+        found: Dict[str, Any] = {**report.get("init_containers", {}), **report.get("containers", {})}.get(
+            name, {}
+        )
         return found
 
     def wait_state(self, name: str, state: str, timeout_s: float = WAIT_S) -> Dict[str, Any]:
@@ -189,7 +203,13 @@ class Rig:
         self, container: str, command: List[str], stdin: Optional[bytes] = None, tty: bool = False
     ) -> Tuple[Dict[str, Any], bytes, bytes]:
         stream = self.open(
-            "exec", container=container, command=command, stdin=stdin is not None, stdout=True, stderr=not tty, tty=tty
+            "exec",
+            container=container,
+            command=command,
+            stdin=stdin is not None,
+            stdout=True,
+            stderr=not tty,
+            tty=tty,
         )
         if stdin is not None:
             stream.feed(stdin)

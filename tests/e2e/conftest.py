@@ -46,6 +46,15 @@ class Kubectl:
         """A kubectl that goes on; the test ends it with `testbed.stop`."""
         return self.testbed.popen(self.argv(*arguments), user=self.user, **streams)
 
+    def raw(self, *arguments: str, stdin: bytes = b"", timeout_s: float = 90) -> tuple[int, bytes, bytes]:
+        """(exit code, stdout, stderr), byte for byte."""
+        process = self.start(*arguments)
+        try:
+            out, err = process.communicate(stdin, timeout=timeout_s)
+        finally:
+            self.testbed.stop(process)
+        return process.returncode, out, err
+
     def apply(self, *objects: dict[str, Any]) -> None:
         documents = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
         self("apply", "-f", "-", stdin=json.dumps(documents))

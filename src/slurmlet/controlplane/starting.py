@@ -164,9 +164,9 @@ def _wait_until_usable(files: ClusterFiles, steps: Steps, timeout_s: float) -> l
             watch.until(probe.ready, lambda: _why_not_ready(probe))
         with steps.step("nodes"):
             watch.until(lambda: _hub_serves(files) and _all_ready(probe), lambda: _why_no_nodes(files, probe))
-        with steps.step("service account"):
+        with steps.step("controllers and scheduler"):
             watch.until(
-                probe.has_default_account,
+                lambda: _all_started(files) and probe.has_default_account(),
                 lambda: ("kube-controller-manager", "there is no default service account"),
             )
         return [node.name for node in probe.nodes()]
@@ -179,6 +179,11 @@ def _hub_serves(files: ClusterFiles) -> bool:
     told = read_json(files.hub)
     hub = read_components(run_files(files)).get(HUB, {})
     return isinstance(told, dict) and hub.get("pid") is not None and told.get("pid") == hub["pid"]
+
+
+def _all_started(files: ClusterFiles) -> bool:
+    states = read_components(run_files(files))
+    return bool(states) and all(state["pid"] is not None for state in states.values())
 
 
 def _all_ready(probe: ApiProbe) -> bool:

@@ -38,6 +38,7 @@ class Pods:
         if worker is not None:
             worker.update(pod, gone)
         elif not gone:
+            log.info("pod %s: bound to %s", "/".join(_name(pod)), pod["spec"]["nodeName"])
             worker = self._workers[uid] = PodWorker(self._tools, pod)
             self._by_name[_name(pod)] = worker
             self._tasks.create_task(self._work(worker), name=f"pod {'/'.join(_name(pod))}")

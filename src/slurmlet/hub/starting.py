@@ -5,6 +5,7 @@ What the pod waits for (an image, a config map) it waits for here, before it hol
 
 from __future__ import annotations
 
+import logging
 import time
 
 from slurmlet.base.errors import RefusedPod
@@ -20,6 +21,7 @@ from slurmlet.model.jobs import HOST_ANNOTATION, JOB_ID_ANNOTATION
 from slurmlet.model.plan import PlannedImage, Setting, check_sources, pod_plan
 from slurmlet.model.sources import MissingSource, Sources
 
+log = logging.getLogger(__name__)
 _RETRY_S = 2.0
 # A config map read longer ago than this is read again before the pod starts with it.
 _FRESH_S = 10.0
@@ -57,6 +59,7 @@ async def start(tools: Tools, state: PodState) -> float | None:
     except MissingSource as missing:
         return _wait_for_source(tools, state, missing)
     tools.watch.poke()
+    log.info("pod %s: submitted as Slurm job %s", state.name, state.job_id)
     text = f"Submitted as Slurm job {state.job_id} to partition {partition.name}"
     tools.events.pod_event(state.pod, "Normal", "Submitted", text)
     for note in request.notes:
@@ -98,6 +101,7 @@ async def send_plan(tools: Tools, state: PodState, link: RunnerLink) -> float | 
     state.waiting = {}
     await link.tell("pod", pod=plan)
     link.has_pod = True
+    log.info("pod %s: its runner has the plan", state.name)
     tools.pacer.started(state.pod)
     if state.place is not None:
         await annotate(tools.client, state, {HOST_ANNOTATION: state.place.host})

@@ -71,6 +71,7 @@ class PodWorker:
         if hello.get("job_id") and state.job_id is None:
             state.job_id = JobId(str(hello["job_id"]))
         state.stop_sent_grace_s = None
+        log.info("pod %s: runner of job %s dialled in from %s", state.name, state.job_id, state.place.host)
         self._linked.set()
         self._wake.set()
 

@@ -26,8 +26,9 @@ def _problems(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for field in ("hostPID", "hostIPC"):
         if spec.get(field):
             yield f"spec.{field}", "a rootless pod has namespaces of its own"
-    if spec.get("readinessGates"):
-        yield "spec.readinessGates", "not supported yet"
+    for field in ("readinessGates", "activeDeadlineSeconds", "setHostnameAsFQDN"):
+        if spec.get(field):
+            yield f"spec.{field}", "not supported yet"
     if spec.get("resourceClaims"):
         yield "spec.resourceClaims", "dynamic resource allocation is not supported"
     if (spec.get("os") or {}).get("name", "linux") != "linux":

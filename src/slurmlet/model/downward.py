@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +13,9 @@ from slurmlet.model import quantities
 
 _SUBSCRIPT = re.compile(r"metadata\.(annotations|labels)\['(.*)'\]")
 _DEFAULT_DIVISOR = "0"
+_GO_ESCAPES = {
+    "\a": r"\a", "\b": r"\b", "\f": r"\f", "\n": r"\n", "\r": r"\r", "\t": r"\t", "\v": r"\v", "\\": r"\\", '"': r"\"",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -50,9 +52,22 @@ def field_value(pod: Mapping[str, Any], path: str, place: Place) -> str:
         return str(simple[path])
     if path in ("metadata.labels", "metadata.annotations"):
         values = metadata.get(path.split(".")[1]) or {}
-        # The kubelet prints key="value" with Go quoting, sorted by key.
-        return "\n".join(f"{key}={json.dumps(values[key], ensure_ascii=False)}" for key in sorted(values))
+        return "\n".join(f"{key}={_go_quoted(values[key])}" for key in sorted(values))
     raise RefusedPod(f"fieldPath {path!r} is not supported")
+
+
+def _go_quoted(text: str) -> str:
+    """Go's strconv.Quote, in which the kubelet writes label and annotation files."""
+
+    def quoted(char: str) -> str:
+        if char in _GO_ESCAPES:
+            return _GO_ESCAPES[char]
+        if char.isprintable():
+            return char
+        code = ord(char)
+        return f"\\x{code:02x}" if code < 0x80 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+    return f'"{"".join(map(quoted, text))}"'
 
 
 def resource_value(
@@ -77,8 +92,9 @@ def _resource(container: Mapping[str, Any], kind: str, resource: str, place: Pla
     limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
     if kind == "requests":
         return quantities.parse(requests.get(resource) or limits.get(resource) or 0)
-    if resource in limits:
-        return quantities.parse(limits[resource])
+    limit = quantities.parse(limits.get(resource) or 0)
+    if limit:
+        return limit
     if resource == "cpu":
         return Fraction(place.node_cpus)
     return Fraction(place.node_memory_bytes) if resource == "memory" else Fraction(0)

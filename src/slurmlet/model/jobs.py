@@ -5,6 +5,7 @@ The comment's first word is the key by which a job is found again: `slurmlet:<cl
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +22,10 @@ JOB_ID_ANNOTATION = f"{sbatchoptions.PREFIX}job-id"
 HOST_ANNOTATION = f"{sbatchoptions.PREFIX}host"
 # Written by the hub, so not a typing error of the user's.
 HUB_ANNOTATIONS = frozenset({JOB_ID_ANNOTATION, HOST_ANNOTATION})
+_RIVALS = {
+    "--mem": frozenset({"--mem-per-cpu", "--mem-per-gpu"}),
+    "--cpus-per-task": frozenset({"--cpus-per-gpu", "--tres-per-task"}),
+}
 _GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
 
 
@@ -77,7 +82,7 @@ def job_request(pod: Mapping[str, Any], place: JobPlace) -> JobRequest:
         f"--partition={place.partition}",
         "--nodes=1",
         "--ntasks=1",
-        *_resource_options(spec),
+        *_without_rivals(_resource_options(spec), extra),
         # Later words win in sbatch: what the annotations say overrides what we derived.
         *extra,
     ]
@@ -94,6 +99,16 @@ def _resource_options(spec: Mapping[str, Any]) -> list[str]:
     if gpus:
         options.append(f"--gres=gpu:{gpus}")
     return options
+
+
+def _without_rivals(derived: list[str], extra: list[str]) -> list[str]:
+    """Our options less those that sbatch refuses beside one of the user's (it says "mutually exclusive")."""
+    given = {word.partition("=")[0] for word in extra}
+    if "--tres-per-task" in given and not any(
+        re.match(r"--tres-per-task=(.*,)?cpu\b", word) for word in extra
+    ):
+        given.discard("--tres-per-task")
+    return [word for word in derived if not given & _RIVALS.get(word.partition("=")[0], frozenset())]
 
 
 def _script(place: JobPlace) -> str:

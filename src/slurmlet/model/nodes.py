@@ -39,8 +39,9 @@ def node_names(partitions: Iterable[str]) -> dict[str, NodeName]:
     """partition → node name: a DNS name, unique, stable whatever the order."""
     names: dict[str, NodeName] = {}
     taken: set[str] = set()
-    for partition in sorted(partitions):
-        base = re.sub(r"[^a-z0-9.-]+", "-", partition.lower()).strip("-.")[:240] or "partition"
+    # A partition whose own name will do keeps it, whichever others come to look like it.
+    for partition in sorted(partitions, key=lambda name: (_dns_name(name) != name, name)):
+        base = _dns_name(partition)
         name, number = base, 1
         while name in taken:
             number += 1
@@ -50,9 +51,15 @@ def node_names(partitions: Iterable[str]) -> dict[str, NodeName]:
     return names
 
 
+def _dns_name(text: str) -> str:
+    plain = re.sub(r"[^a-z0-9.-]+", "-", text.lower())
+    # Each part between dots begins and ends with a letter or digit.
+    return re.sub(r"[-.]*\.[-.]*", ".", plain)[:240].strip("-.") or "partition"
+
+
 def labels(partition: Partition, name: str) -> dict[str, str]:
     found = {
-        "kubernetes.io/hostname": name,
+        "kubernetes.io/hostname": label_value(name),
         "kubernetes.io/os": "linux",
         "kubernetes.io/arch": architecture(),
         KIND_LABEL: "partition",

@@ -56,14 +56,13 @@ def qos_class(spec: Mapping[str, Any]) -> str:
     asked_any = False
     guaranteed = True
     for container in containers:
-        resources = container.get("resources") or {}
-        limits = resources.get("limits") or {}
-        requests = {**limits, **(resources.get("requests") or {})}
+        given = (container.get("resources") or {}).get("limits") or {}
+        asked = _requests(container)
         for name in ("cpu", "memory"):
-            if requests.get(name) not in (None, "0"):
-                asked_any = True
-            if name not in limits or quantities.parse(requests[name]) != quantities.parse(limits[name]):
-                guaranteed = False
+            # An amount of zero counts as none.
+            limit, request = quantities.parse(given.get(name, 0)), asked.get(name, Fraction(0))
+            asked_any = asked_any or limit > 0 or request > 0
+            guaranteed = guaranteed and limit > 0 and limit == request
     if not asked_any:
         return "BestEffort"
     return "Guaranteed" if guaranteed else "Burstable"

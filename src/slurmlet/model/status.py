@@ -74,31 +74,30 @@ def _statuses(facts: Facts, kind: str) -> list[dict[str, Any]]:
 
 
 def _container_status(facts: Facts, container: Obj, report: Obj | None, is_init: bool) -> dict[str, Any]:
-    lost = facts.fate is not None and facts.fate.stage is Stage.ENDED and not _done(facts)
     status: dict[str, Any] = {
         "name": container["name"],
         "image": container["image"],
-        "imageID": (facts.image_ids or {}).get(container["image"], ""),
+        "imageID": (facts.image_ids or {}).get(container["image"]) or _known_image_id(facts, container),
         "ready": False,
         "restartCount": 0,
         "started": False,
         "state": {"waiting": _waiting(facts, container, is_init)},
         "lastState": {},
     }
+    if _is_lost(facts, report or {}, is_init):
+        status["state"] = _lost_state(facts, report or {})
     if report is None:
         return status
     status["restartCount"] = report.get("restart_count", 0)
-    status["state"] = _lost_state(facts, report) if lost else _state(report)
+    if not _is_lost(facts, report, is_init):
+        status["state"] = _state(report)
     status["lastState"] = {"terminated": _terminated(report["last"])} if report.get("last") else {}
     running = "running" in status["state"]
     status["started"] = bool(report.get("started")) and running
     finished = status["state"].get("terminated") or {}
     # A finished init container is "ready", as the kubelet has it.
     status["ready"] = (bool(report.get("ready")) and running) or (
-        is_init
-        and container.get("restartPolicy") != "Always"
-        and finished.get("exitCode") == 0
-        and bool(finished)
+        is_init and not _is_sidecar(container) and finished.get("exitCode") == 0 and bool(finished)
     )
     if report.get("container_id"):
         status["containerID"] = report["container_id"]
@@ -142,10 +141,17 @@ def _terminated(report: Obj) -> dict[str, Any]:
     return terminated
 
 
+def _is_lost(facts: Facts, report: Obj, is_init: bool) -> bool:
+    """Whether the job ended before this container did. What never had its turn keeps waiting, as with a kubelet."""
+    over = facts.fate is not None and facts.fate.stage is Stage.ENDED
+    if not over or _done(facts) or facts.refused or report.get("state") == "terminated":
+        return False
+    began = report.get("state") == "running" or bool(report.get("last"))
+    return began or (not is_init and _initialised(facts))
+
+
 def _lost_state(facts: Facts, report: Obj) -> dict[str, Any]:
     """The job is over and nobody saw this container end; the kubelet's words for that."""
-    if report["state"] != "running":
-        return _state(report)
     assert facts.fate is not None
     oom = facts.fate.reason == "OutOfMemory"
     return {
@@ -153,10 +159,30 @@ def _lost_state(facts: Facts, report: Obj) -> dict[str, Any]:
             "exitCode": 137,
             "reason": "OOMKilled" if oom else "ContainerStatusUnknown",
             "message": facts.fate.message,
-            "startedAt": report["started_at"],
+            "startedAt": report.get("started_at"),
             "finishedAt": facts.now,
         }
     }
+
+
+def _known_image_id(facts: Facts, container: Obj) -> str:
+    """What the object says already: a hub that was started anew has not looked at the images of running pods."""
+    old = facts.pod.get("status") or {}
+    every = (*(old.get("initContainerStatuses") or ()), *(old.get("containerStatuses") or ()))
+    return next((str(one.get("imageID") or "") for one in every if one["name"] == container["name"]), "")
+
+
+def _initialised(facts: Facts) -> bool:
+    """Whether nothing before the containers proper was left to do."""
+    reports: Obj = (facts.report or {}).get("init_containers") or {}
+    return all(
+        reports.get(one["name"], {}).get("state") == ("running" if _is_sidecar(one) else "terminated")
+        for one in facts.pod["spec"].get("initContainers", ())
+    )
+
+
+def _is_sidecar(container: Obj) -> bool:
+    return bool(container.get("restartPolicy") == "Always")
 
 
 def _done(facts: Facts) -> bool:
@@ -179,9 +205,8 @@ def _phase(
         return _finished(facts, containers, init)
     if facts.report is None:
         return "Pending", "", ""
-    started = any(
-        "running" in one["state"] or one["lastState"] or "terminated" in one["state"] for one in containers
-    )
+    # As the kubelet has it: one container that never ran keeps the pod Pending.
+    started = all("waiting" not in one["state"] or one["lastState"] for one in containers)
     return ("Running" if started else "Pending"), "", ""
 
 
@@ -191,7 +216,11 @@ def _finished(
     assert facts.report is not None
     problem = facts.report.get("problem")
     codes = [((one["state"].get("terminated") or {}).get("exitCode")) for one in containers]
-    failed_init = any((one["state"].get("terminated") or {}).get("exitCode") for one in init)
+    # A sidecar is stopped at the end; how it took that says nothing about the pod.
+    sidecars = {one["name"] for one in facts.pod["spec"].get("initContainers", ()) if _is_sidecar(one)}
+    failed_init = any(
+        (one["state"].get("terminated") or {}).get("exitCode") for one in init if one["name"] not in sidecars
+    )
     if problem:
         return "Failed", problem["reason"], problem["message"]
     if not failed_init and all(code == 0 for code in codes):
@@ -207,7 +236,9 @@ def _conditions(
     init_done = all(_init_done(facts, one) for one in init) or any(
         "waiting" not in one["state"] or one["lastState"] for one in containers
     )
-    unready = [one["name"] for one in containers if not one["ready"]]
+    sidecars = {one["name"] for one in facts.pod["spec"].get("initContainers", ()) if _is_sidecar(one)}
+    must_be_ready = [*(one for one in init if one["name"] in sidecars), *containers]
+    unready = [one["name"] for one in must_be_ready if not one["ready"]]
     why = (
         ("PodCompleted", "")
         if phase == "Succeeded"
@@ -237,7 +268,7 @@ def _conditions(
 
 def _init_done(facts: Facts, status: Obj) -> bool:
     spec = next(one for one in facts.pod["spec"]["initContainers"] if one["name"] == status["name"])
-    if spec.get("restartPolicy") == "Always":
+    if _is_sidecar(spec):
         return bool(status["started"])
     return (status["state"].get("terminated") or {}).get("exitCode") == 0
 

@@ -121,18 +121,8 @@ def _download(wheel: Path, wheels: Path, python: str) -> None:
     platforms = [f"manylinux_2_28_{machine}", f"manylinux_2_17_{machine}", f"manylinux2014_{machine}"]
     lock = _lock_file()
     what = ["-r", str(lock)] if lock else [str(wheel)]
-    argv = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--quiet",
-        "download",
-        "--only-binary=:all:",
-        "--python-version",
-        python,
-    ]
-    for name in platforms:
-        argv += ["--platform", name]
+    argv = [sys.executable, "-m", "pip", "--quiet", "download", "--only-binary=:all:"]
+    argv += [f"--python-version={python}", *(f"--platform={name}" for name in platforms)]
     for old in wheels.glob("*.whl"):
         old.unlink()
     try:
@@ -160,13 +150,8 @@ def _make_venv(paths: Paths) -> None:
 
 
 def _pip_install(paths: Paths, wheel: Path, whole: bool) -> None:
-    if whole:
-        # The newest there is, which is the locked one: the folder holds no other.
-        _pip(paths, ["--upgrade", "--upgrade-strategy=eager", f"{OPT}/wheels/{wheel.name}"])
-    _pip(paths, ["--no-deps", "--force-reinstall", f"{OPT}/wheels/{wheel.name}"])
-
-
-def _pip(paths: Paths, arguments: list[str]) -> None:
+    # Forced: the version may be the same while the code is not; and dependencies may also have become older.
+    how = ["--force-reinstall", *([] if whole else ["--no-deps"])]
     pip = [
         f"{OPT}/venv/bin/python",
         "-m",
@@ -176,7 +161,7 @@ def _pip(paths: Paths, arguments: list[str]) -> None:
         "--no-index",
         f"--find-links={OPT}/wheels",
     ]
-    _inside(paths, [*pip, *arguments])
+    _inside(paths, [*pip, *how, f"{OPT}/wheels/{wheel.name}"])
 
 
 def _inside(paths: Paths, argv: list[str]) -> None:
