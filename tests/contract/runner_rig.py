@@ -1,3 +1,4 @@
+# ruff: noqa: PTH - pathlib would only make this longer
 """A stand-in for the hub that drives one real runner: standard library only, so that it runs on any host as any user.
 
 Run as a script inside a testbed host it plays one scenario (scenarios in runner_scenarios.py) and exits 0 or shows what
@@ -16,7 +17,8 @@ import tempfile
 import threading
 import time
 import uuid
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from collections.abc import Callable
+from typing import Any
 
 from slurmlet.runner import wire
 
@@ -26,7 +28,7 @@ WAIT_S = 20.0
 class Rig:
     """One pod directory, one listening hub, one runner process."""
 
-    def __init__(self, work: str, runner: List[str], image_dir: str, certificates: str) -> None:
+    def __init__(self, work: str, runner: list[str], image_dir: str, certificates: str) -> None:
         self.work, self.image_dir = work, image_dir
         self._runner, self._certificates = runner, certificates
         self.uid = str(uuid.uuid4())
@@ -41,17 +43,17 @@ class Rig:
             ):
                 out.write(have.read())
         self.hub_certificate = "hub.pem"
-        self.process: Optional[subprocess.Popen[bytes]] = None
-        self.plan: Dict[str, Any] = {}
-        self.hellos: List[Dict[str, Any]] = []
-        self.reports: List[Dict[str, Any]] = []
-        self.events: List[Dict[str, Any]] = []
-        self.byes: List[Dict[str, Any]] = []
-        self.streams: Dict[int, HubStream] = {}
+        self.process: subprocess.Popen[bytes] | None = None
+        self.plan: dict[str, Any] = {}
+        self.hellos: list[dict[str, Any]] = []
+        self.reports: list[dict[str, Any]] = []
+        self.events: list[dict[str, Any]] = []
+        self.byes: list[dict[str, Any]] = []
+        self.streams: dict[int, HubStream] = {}
         self.changed = threading.Condition()
         self._next_stream = 0
-        self._listener: Optional[socket.socket] = None
-        self._link: Optional[ssl.SSLSocket] = None
+        self._listener: socket.socket | None = None
+        self._link: ssl.SSLSocket | None = None
         self._link_lock = threading.Lock()
 
     # The hub.
@@ -152,7 +154,7 @@ class Rig:
 
     # The runner.
 
-    def start(self, plan: Dict[str, Any], *, listen: bool = True) -> None:
+    def start(self, plan: dict[str, Any], *, listen: bool = True) -> None:
         self.plan = plan
         if listen:
             self.listen()
@@ -181,14 +183,14 @@ class Rig:
 
     # What scenarios ask.
 
-    def container(self, name: str) -> Dict[str, Any]:
+    def container(self, name: str) -> dict[str, Any]:
         report = (self.byes or self.reports or [{}])[-1]
-        found: Dict[str, Any] = {**report.get("init_containers", {}), **report.get("containers", {})}.get(
+        found: dict[str, Any] = {**report.get("init_containers", {}), **report.get("containers", {})}.get(
             name, {}
         )
         return found
 
-    def wait_state(self, name: str, state: str, timeout_s: float = WAIT_S) -> Dict[str, Any]:
+    def wait_state(self, name: str, state: str, timeout_s: float = WAIT_S) -> dict[str, Any]:
         self.wait(lambda: self.container(name).get("state") == state, f"{name} {state}", timeout_s)
         return self.container(name)
 
@@ -200,8 +202,8 @@ class Rig:
         return stream
 
     def execute(
-        self, container: str, command: List[str], stdin: Optional[bytes] = None, tty: bool = False
-    ) -> Tuple[Dict[str, Any], bytes, bytes]:
+        self, container: str, command: list[str], stdin: bytes | None = None, tty: bool = False
+    ) -> tuple[dict[str, Any], bytes, bytes]:
         stream = self.open(
             "exec",
             container=container,
@@ -230,7 +232,7 @@ class HubStream:
     def __init__(self, rig: Rig, number: int) -> None:
         self.rig, self.number = rig, number
         self.out, self.err = bytearray(), bytearray()
-        self.status: Dict[str, Any] = {}
+        self.status: dict[str, Any] = {}
         self.closed = False
         self.granting = True
         self._credit = wire.INITIAL_WINDOW

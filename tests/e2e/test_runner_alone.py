@@ -26,6 +26,7 @@ from tests.contract.runner_names import SCENARIO_NAMES
 pytestmark = pytest.mark.e2e
 CONTRACT = Path(__file__).parent.parent / "contract"
 HOST = "c1"
+MAPPINGS = {"user1": "single", "user2": "subuid"}
 
 
 class Authority:
@@ -117,6 +118,11 @@ def test_runner(testbed: Testbed, place: tuple[str, str], scenario: str) -> None
         f"{directory}/certs", scenario, "--", "python3", "-I", f"{directory}/runner.pyz",
     ]  # fmt: skip
     done = testbed.run(
-        argv, host=HOST, user=user, env={"PYTHONPATH": f"{directory}/runner.pyz"}, timeout_s=90, check=False
+        argv,
+        host=HOST,
+        user=user,
+        env={"PYTHONPATH": f"{directory}/runner.pyz", "RIG_MAPPING": MAPPINGS[user]},
+        timeout_s=90,
+        check=False,
     )
     assert done.ok, f"as {user} on {HOST}: {' '.join(argv)}\n{done.stdout}{done.stderr}"

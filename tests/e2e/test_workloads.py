@@ -147,7 +147,7 @@ def test_exit_codes_reach_kubernetes_and_slurm(kubectl: Kubectl) -> None:
     kubectl.apply(
         pod("seven", "echo about to fail >&2; exit 7"),
         pod("fine", "true"),
-        pod("shot", "sh -c 'kill -9 $$'; exit $?"),
+        pod("shot", "sh -c 'kill -9 $$$$'; exit $?"),
         pod("nothing", ["/no/such/program"]),
     )
     for name, phase, code, state in (

@@ -9,6 +9,7 @@ import contextlib
 import os
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -139,7 +140,10 @@ def remove_tree(root: Path) -> None:
             else:
                 os.unlink(path)  # noqa: PTH108
 
-    shutil.rmtree(root, onerror=unlock)
+    if sys.version_info >= (3, 12):
+        shutil.rmtree(root, onexc=unlock)
+    else:
+        shutil.rmtree(root, onerror=unlock)
 
 
 def _wait(done: Callable[[], bool], limit_s: float) -> bool:

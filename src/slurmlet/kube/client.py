@@ -86,7 +86,7 @@ class ApiClient:
                         if line:
                             yield json.loads(line)
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise ApiError(0, f"watch of {path} broke: {error}") from error
+            raise ApiError(0, f"watch of {path} broke: {str(error) or type(error).__name__}") from error
 
     async def _request(
         self,
@@ -109,7 +109,7 @@ class ApiClient:
                 result: Obj = json.loads(await response.read())
                 return result
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise ApiError(0, f"{method} {path}: {error or type(error).__name__}") from error
+            raise ApiError(0, f"{method} {path}: {str(error) or type(error).__name__}") from error
 
 
 async def _error(response: aiohttp.ClientResponse) -> ApiError:

@@ -41,7 +41,7 @@ class EventRecorder:
             "uid": metadata["uid"],
         }
         if container:
-            involved["fieldPath"] = f"spec.containers{{{container}}}"
+            involved["fieldPath"] = f"spec.{_list_of(pod, container)}{{{container}}}"
         self._put(involved, metadata["namespace"], kind, reason, message)
 
     def node_event(self, name: str, kind: str, reason: str, message: str) -> None:
@@ -53,7 +53,10 @@ class EventRecorder:
         event = {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"name": f"{involved['name'][:200]}.{uuid.uuid4().hex[:16]}", "namespace": namespace},
+            "metadata": {
+                "name": f"{involved['name'][:200].rstrip('-.')}.{uuid.uuid4().hex[:16]}",
+                "namespace": namespace,
+            },
             "involvedObject": involved,
             "type": kind,
             "reason": reason,
@@ -95,3 +98,9 @@ class EventRecorder:
         self._seen[key] = (created["metadata"]["name"], 1, now_s)
         if len(self._seen) > _REMEMBERED:
             self._seen.popitem(last=False)
+
+
+def _list_of(pod: Mapping[str, Any], container: str) -> str:
+    """The field of the spec that holds a container, as the kubelet names it."""
+    init = (pod.get("spec") or {}).get("initContainers") or ()
+    return "initContainers" if any(one["name"] == container for one in init) else "containers"

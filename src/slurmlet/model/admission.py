@@ -29,6 +29,9 @@ def _problems(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for field in ("readinessGates", "activeDeadlineSeconds", "setHostnameAsFQDN"):
         if spec.get(field):
             yield f"spec.{field}", "not supported yet"
+    for field in ("activeDeadlineSeconds", "hostnameOverride", "setHostnameAsFQDN", "runtimeClassName"):
+        if spec.get(field):
+            yield f"spec.{field}", "not supported yet"
     if spec.get("resourceClaims"):
         yield "spec.resourceClaims", "dynamic resource allocation is not supported"
     if (spec.get("os") or {}).get("name", "linux") != "linux":

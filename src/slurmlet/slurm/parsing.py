@@ -19,16 +19,17 @@ SACCT_FIELDS = "JobIDRaw,State,ExitCode"
 # Node states in which a node may run jobs, now or once it is free.
 _USABLE_STATES = {
     "idle", "mixed", "allocated", "completing", "planned", "reserved", "powered_down", "powering_up", "power_down",
-    "powering_down", "power_up", "cloud", "alloc", "mix", "comp",
+    "powering_down", "power_up", "cloud", "alloc", "mix", "comp", "blocked",
 }  # fmt: skip
 _GPU = re.compile(r"\bgpu(?::[^,:()]+)?:(\d+)")
 
 
 def parse_queue(text: str) -> list[Job]:
     jobs = []
-    for line in text.splitlines():
+    # Not splitlines: it would also cut a comment at a form feed or at one of Unicode's separators.
+    for line in text.split("\n"):
         fields = line.split("|", 5)
-        if len(fields) != 6 or not fields[0].isdigit():
+        if len(fields) != 6 or not fields[0].isdecimal():
             continue  # the second line of somebody's comment
         job_id, state, reason, nodes, partition, comment = fields
         jobs.append(
@@ -54,7 +55,7 @@ def parse_sacct(text: str) -> list[EndedJob]:
     ended = []
     for line in text.splitlines():
         fields = line.split("|")
-        if len(fields) < 3 or not fields[0].isdigit():
+        if len(fields) < 3 or not fields[0].isdecimal():
             continue
         by = re.search(r"by (\d+)", fields[1])
         code, signal = _exit_code(fields[2])
@@ -71,7 +72,7 @@ def parse_show_job(text: str) -> EndedJob | None:
         found = re.search(rf"(?:^|\s){key}=(\S*)", text)
         return found.group(1) if found else ""
 
-    if not value("JobId").isdigit():
+    if not value("JobId").isdecimal():
         return None
     code, signal = _exit_code(value("ExitCode"))
     return EndedJob(

@@ -118,17 +118,17 @@ def _add_file(tar: tarfile.TarFile, name: str, data: bytes, mode: int) -> None:
 
 def publish(paths: Paths, plan: Plan, login: Init) -> None:
     """Fill the (just started, empty) registry of the host, making the images first where the cache has none."""
-    busybox = paths.root(plan) / "usr/bin/busybox"
-    with locked(paths.base / "images.lock"):
-        if _is_ready(paths.images, busybox):
+    busybox, folder = paths.root(plan) / "usr/bin/busybox", paths.images(plan)
+    with locked(folder / "lock"):
+        if _is_ready(folder, busybox):
             for image in IMAGES:
-                _crane(login, ["push", str(_archive(image)), image.reference])
+                _crane(login, ["push", f"{OPT}/images/{image.name}.tar", image.reference])
             return
-        (paths.images / "layer.tar").write_bytes(layer(busybox))
+        (folder / "layer.tar").write_bytes(layer(busybox))
         for image in IMAGES:
-            _build(paths, login, image)
-        (paths.images / "layer.tar").unlink()
-        (paths.images / _KEY_FILE).write_text(image_key(busybox))
+            _build(folder, login, image)
+        (folder / "layer.tar").unlink()
+        (folder / _KEY_FILE).write_text(image_key(busybox))
 
 
 def _is_ready(folder: Path, busybox: Path) -> bool:
@@ -137,11 +137,7 @@ def _is_ready(folder: Path, busybox: Path) -> bool:
     return whole and key.exists() and key.read_text() == image_key(busybox)
 
 
-def _archive(image: Image) -> Path:
-    return Path(OPT) / "images" / f"{image.name}.tar"
-
-
-def _build(paths: Paths, login: Init, image: Image) -> None:
+def _build(folder: Path, login: Init, image: Image) -> None:
     machine = platform.machine()
     target = f"--set-platform=linux/{_ARCHITECTURES.get(machine, machine)}"
     _crane(login, ["append", "--oci-empty-base", "-f", f"{OPT}/images/layer.tar", "-t", image.reference])
@@ -149,8 +145,8 @@ def _build(paths: Paths, login: Init, image: Image) -> None:
     # The images folder is read-only in the hosts: take the archive by way of the host's scratch.
     _crane(login, ["pull", image.reference, f"/run/{image.name}.tar"])
     made = login.root / "run" / f"{image.name}.tar"
-    (paths.images / f"{image.name}.tar").write_bytes(made.read_bytes())
-    (paths.images / f"{image.name}.tar").chmod(0o644)
+    (folder / f"{image.name}.tar").write_bytes(made.read_bytes())
+    (folder / f"{image.name}.tar").chmod(0o644)
     made.unlink()
 
 

@@ -103,9 +103,6 @@ def _prepare(paths: Paths, plan: Plan) -> None:
     ):
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o755)
-    for kept in (paths.venv(plan), paths.wheels(plan), paths.images):
-        kept.mkdir(parents=True, exist_ok=True)
-        kept.chmod(0o755)
     private_dir(paths.hosts)
     for user, uid in USERS.items():
         home = private_dir(paths.home / user)

@@ -95,15 +95,17 @@ def _binds(paths: Paths, plan: Plan, host: str) -> list[tuple[str, str, bool]]:
     if host == SWITCH:
         return []
     own = paths.host_dir(host)
-    for name in ("lib", "log", "mysql"):
-        (own / name).mkdir(parents=True, exist_ok=True)
+    kept = (paths.venv(plan), paths.wheels(plan), paths.images(plan))
+    for folder in (own / "lib", own / "log", own / "mysql", *kept):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o755)
+        folder.chmod(0o755)
     return [
         (str(paths.etc), "/etc", True),
         (str(paths.home), "/home", False),
         (str(paths.opt), "/opt/slurmlet", False),
         (str(paths.venv(plan)), "/opt/slurmlet/venv", False),
         (str(paths.wheels(plan)), "/opt/slurmlet/wheels", True),
-        (str(paths.images), "/opt/slurmlet/images", True),
+        (str(paths.images(plan)), "/opt/slurmlet/images", True),
         (str(own / "lib"), "/var/lib/slurm", False),
         (str(own / "log"), "/var/log", False),
         (str(own / "mysql"), "/var/lib/mysql", False),

@@ -5,10 +5,10 @@ Pure values; every other module of the room reads them from here. Must never tou
     <cache>/testbed/
       <suite>/root/            the hosts' root file system (kept)      <suite>/venv/    slurmlet for its users (kept)
       <suite>/wheels/          dependency wheels (kept)                <suite>/mariadb/ an initialised database (kept)
-      images/                  test images (kept)                      downloads/       .deb files (kept)
+      <suite>/images/          test images (kept)                      downloads/       .deb files (kept)
       run/                     all that lives and dies with one testbed; `down` removes it (SLURMLET_TESTBED_NAME
                                names another one beside it)
-        plan.json  state       what runs
+        plan.json              what was asked for, and whether it came up
         hosts/<name>.json      the init process of each host           hosts/<name>/log, lib: its /var/log, /var/lib/slurm
         etc/  home/  opt/      /etc, /home, /opt/slurmlet of all hosts
 """
@@ -145,10 +145,6 @@ class Paths:
     def hosts(self) -> Path:
         return self.run / "hosts"
 
-    @property
-    def images(self) -> Path:
-        return self.base / "images"
-
     def suite(self, plan: Plan) -> Path:
         return self.base / plan.suite
 
@@ -163,6 +159,9 @@ class Paths:
 
     def database(self, plan: Plan) -> Path:
         return self.suite(plan) / "mariadb"
+
+    def images(self, plan: Plan) -> Path:
+        return self.suite(plan) / "images"
 
     def host_record(self, host: str) -> Path:
         return self.hosts / f"{host}.json"
