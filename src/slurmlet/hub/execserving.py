@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from aiohttp import WSMsgType, web
@@ -39,17 +40,21 @@ async def serve_exec(request: web.Request, pods: Pods) -> web.StreamResponse:
             "exec",
             container=where["container"],
             command=query.getall("command", []),
-            stdin=_flag(query.get("input") or query.get("stdin")),
-            stdout=_flag(query.get("output") or query.get("stdout")),
-            stderr=_flag(query.get("error") or query.get("stderr")),
+            stdin=_wants(query, "input", "stdin"),
+            stdout=_wants(query, "output", "stdout"),
+            stderr=_wants(query, "error", "stderr"),
             tty=_flag(query.get("tty")),
         )
     except LinkLost:
         raise web.HTTPServiceUnavailable(text="the pod's runner went away; try again\n") from None
     socket = web.WebSocketResponse(protocols=_PROTOCOLS, compress=False, max_msg_size=0, heartbeat=30)
     await socket.prepare(request)
-    await _pump(socket, stream)
+    await _pump(socket, stream, wire.STDERR if _wants(query, "error", "stderr") else wire.STDOUT)
     return socket
+
+
+def _wants(query: Mapping[str, str], short: str, long: str) -> bool:
+    return _flag(query.get(short) or query.get(long))
 
 
 def _flag(text: str | None) -> bool:
@@ -63,10 +68,10 @@ def _check_running(worker: PodWorker, container: str) -> None:
         raise web.HTTPNotFound(text=f'unable to upgrade connection: container not found ("{container}")')
 
 
-async def _pump(socket: web.WebSocketResponse, stream: Stream) -> None:
+async def _pump(socket: web.WebSocketResponse, stream: Stream, complaints: int) -> None:
     upward = asyncio.create_task(_to_runner(socket, stream), name="exec stdin")
     try:
-        await _to_client(socket, stream)
+        await _to_client(socket, stream, complaints)
     except (ConnectionError, LinkLost):
         pass
     finally:
@@ -91,13 +96,16 @@ async def _to_runner(socket: web.WebSocketResponse, stream: Stream) -> None:
     stream.end()
 
 
-async def _to_client(socket: web.WebSocketResponse, stream: Stream) -> None:
+async def _to_client(socket: web.WebSocketResponse, stream: Stream, complaints: int) -> None:
     while (item := await stream.receive()) is not None:
         channel, data = item
         if channel == wire.STATUS:
-            await socket.send_bytes(
-                bytes((wire.STATUS,)) + json.dumps(exec_status(json.loads(data))).encode()
-            )
+            told = json.loads(data)
+            if "exit_code" in told and "error" in told:
+                # kubectl passes an exit code on or prints an error, never both: scripts get the code (127, 126, as
+                # from a shell), people the words, as if the program that was not there had said them.
+                await socket.send_bytes(bytes((complaints,)) + f"{told.pop('error')}\r\n".encode())
+            await socket.send_bytes(bytes((wire.STATUS,)) + json.dumps(exec_status(told)).encode())
             return
         if channel in (wire.STDOUT, wire.STDERR):
             await socket.send_bytes(bytes((channel,)) + data)

@@ -1,4 +1,4 @@
-"""One reflector: list, then watch with bookmarks, relist on 410 or doubt. Tells what is now, not what happened."""
+"""One reflector: list, then watch with bookmarks; resume after a break, relist on 410. Tells what is now, not what happened."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ PAGE_SIZE = 500
 _BACKOFF_S = (0.05, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 Obj = dict[str, Any]
+
+
+class _Expired(ApiError):
+    """An ERROR event: the watch cannot go on from where it is."""
 
 
 class Reflector:
@@ -38,20 +42,22 @@ class Reflector:
         self._on_change = on_change
         self._on_synced = on_synced
         self._known: dict[str, Obj] = {}
+        self._failures = 0
 
     async def run(self) -> None:
-        failures = 0
         while True:
             try:
-                version = await self._list()
-                failures = 0
-                await self._watch(version)
+                await self._watch(await self._list())
             except ApiError as error:
-                delay_s = _BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)]
-                failures += 1
-                if error.status != 410:
-                    log.warning("watch of %s: %s; again in %.1f s", self._path, error.message, delay_s)
-                await asyncio.sleep(delay_s * random.uniform(0.8, 1.2))  # noqa: S311
+                await self._pause(error)
+
+    async def _pause(self, error: ApiError) -> None:
+        """Longer with each failure in a row; news from a watch ends the row."""
+        delay_s = _BACKOFF_S[min(self._failures, len(_BACKOFF_S) - 1)]
+        self._failures += 1
+        if error.status != 410:
+            log.warning("watch of %s: %s; again in %.1f s", self._path, error.message, delay_s)
+        await asyncio.sleep(delay_s * random.uniform(0.8, 1.2))  # noqa: S311
 
     async def _list(self) -> str:
         seen: dict[str, Obj] = {}
@@ -76,14 +82,24 @@ class Reflector:
         return str(page["metadata"]["resourceVersion"])
 
     async def _watch(self, version: str) -> None:
+        """Follow from `version` on, through breaks of the connection, until the server no longer has what follows."""
         while True:
-            async for event in self._client.watch(self._path, resourceVersion=version, **self._query):
-                item = event["object"]
-                if event["type"] == "ERROR":
-                    raise ApiError(item.get("code", 410), item.get("message", "watch expired"))
-                version = item["metadata"]["resourceVersion"]
-                if event["type"] != "BOOKMARK":
-                    self._take(item, event["type"] == "DELETED")
+            try:
+                async for event in self._client.watch(self._path, resourceVersion=version, **self._query):
+                    item = event["object"]
+                    if event["type"] == "ERROR":
+                        # Whatever it is, it is about our place in the history: begin anew.
+                        raise _Expired(item.get("code", 410), item.get("message", "watch expired"))
+                    version = item["metadata"]["resourceVersion"]
+                    self._failures = 0
+                    if event["type"] != "BOOKMARK":
+                        self._take(item, event["type"] == "DELETED")
+                # A server that ends watches at once must not be asked in a tight loop.
+                await asyncio.sleep(_BACKOFF_S[0])
+            except ApiError as error:
+                if isinstance(error, _Expired) or not error.transient:
+                    raise
+                await self._pause(error)
 
     def _take(self, item: Obj, gone: bool) -> None:
         uid = item["metadata"]["uid"]
