@@ -1,4 +1,4 @@
-# ruff: noqa: PTH - pathlib would only make this longer
+# ruff: noqa: PTH103, PTH118, PTH123, SIM115
 """A stand-in for the hub that drives one real runner: standard library only, so that it runs on any host as any user.
 
 Run as a script inside a testbed host it plays one scenario (scenarios in runner_scenarios.py) and exits 0 or shows what
@@ -97,6 +97,7 @@ class Rig:
             except OSError:
                 plain.close()
                 continue
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._link = link
             threading.Thread(target=self._read, args=(link,), daemon=True).start()
 

@@ -1,4 +1,4 @@
-# ruff: noqa: PTH - pathlib would only make this longer
+# ruff: noqa: PTH103, PTH110, PTH118, PTH123, PTH208, PTH211
 """What a runner must do, each as a function of a Rig. Played on a testbed host by tests/e2e/test_runner_alone.py.
 
 python3 runner_scenarios.py <work dir> <image dir> <certificates> <scenario> -- <runner argv …>
@@ -289,8 +289,8 @@ def logs(rig: Rig) -> None:
     assert rig.logs("main", since_s=3600) == everything
     assert rig.logs("main", since_time="2999-01-01T00:00:00Z") == b""
     following = rig.open("logs", container="main", follow=True, tail_lines=0)
-    status, _, _ = rig.execute("main", ["/bin/sh", "-c", "echo go > /fifo"])
-    assert status == {"exit_code": 0}
+    status, _, err = rig.execute("main", ["/bin/sh", "-c", "echo go > /fifo"])
+    assert status == {"exit_code": 0}, (status, err)
     following.wait_closed()
     assert bytes(following.out) == b"last\n", bytes(following.out)
     done(rig, 0)

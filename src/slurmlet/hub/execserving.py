@@ -104,7 +104,8 @@ async def _to_client(socket: web.WebSocketResponse, stream: Stream, complaints: 
             if "exit_code" in told and "error" in told:
                 # kubectl passes an exit code on or prints an error, never both: scripts get the code (127, 126, as
                 # from a shell), people the words, as if the program that was not there had said them.
-                await socket.send_bytes(bytes((complaints,)) + f"{told.pop('error')}\r\n".encode())
+                ending = "\n" if complaints == wire.STDERR else "\r\n"
+                await socket.send_bytes(bytes((complaints,)) + f"{told.pop('error')}{ending}".encode())
             await socket.send_bytes(bytes((wire.STATUS,)) + json.dumps(exec_status(told)).encode())
             return
         if channel in (wire.STDOUT, wire.STDERR):

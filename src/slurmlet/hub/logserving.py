@@ -17,6 +17,10 @@ from slurmlet.runner import wire
 from slurmlet.runner.logfiles import LogOptions, NoLog, read_logs
 
 _DIAL_IN_S = 5.0
+_WAITING_WORDS = {
+    "ErrImagePull": "image can't be pulled",
+    "ImagePullBackOff": "trying and failing to pull image",
+}
 
 
 async def serve_logs(request: web.Request, settings: Settings, pods: Pods) -> web.StreamResponse:
@@ -73,7 +77,8 @@ def _check_started(worker: PodWorker, container: str, previous: bool) -> None:
     if report is not None and (report["state"] != "waiting" or report.get("last")):
         return
     if waiting and not found.get("lastState"):
-        why = waiting.get("reason", "ContainerCreating")
+        reason = waiting.get("reason", "ContainerCreating")
+        why = _WAITING_WORDS.get(reason, reason)
         raise web.HTTPBadRequest(text=f'container "{container}" in pod "{pod}" is waiting to start: {why}')
 
 

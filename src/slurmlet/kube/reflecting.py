@@ -1,4 +1,4 @@
-"""One reflector: list, then watch with bookmarks; resume after a break, relist on 410. Tells what is now, not what happened."""
+"""One reflector: list, then watch with bookmarks; resume after a break, relist on 410. Tells what is, not what happened."""
 
 from __future__ import annotations
 

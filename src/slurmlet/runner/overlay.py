@@ -7,12 +7,12 @@ Tried in this order, and the first that works on this node is kept: the kernel's
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from typing import Callable, List
 
 from slurmlet.runner import linux
 from slurmlet.runner.children import Children
+from slurmlet.runner.programs import find_program
 
 
 class Roots:
@@ -37,8 +37,8 @@ class Roots:
             except OSError as error:
                 print(f"overlay: {error}; using another way", file=sys.stderr, flush=True)
                 self._kernel_works = False
-        fuse = shutil.which("fuse-overlayfs")
-        if fuse is None:
+        fuse = find_program("fuse-overlayfs")
+        if not fuse:
             self._copy(tree, root, on_done)
             return
         options = f"lowerdir={_escape(tree)},upperdir={_escape(upper)},workdir={_escape(work)}"
@@ -76,12 +76,16 @@ def _escape(path: str) -> str:
 
 
 def copy_tree(tree: str, root: str) -> None:
+    import shutil
+
     shutil.copytree(tree, root, symlinks=True, dirs_exist_ok=True, copy_function=_copy_file)
     shutil.copystat(tree, root)
 
 
 def _copy_file(source: str, target: str) -> List[str]:
     # FIFOs and sockets of an image are made anew by whoever needs them.
+    import shutil
+
     if os.path.isfile(source) or os.path.islink(source):
         shutil.copy2(source, target, follow_symlinks=False)
         seen = os.lstat(source)

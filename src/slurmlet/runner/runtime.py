@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Protocol, Tuple
 
 from slurmlet.runner.children import Children, OnExit
+from slurmlet.runner.programs import find_program
+from slurmlet.runner.unpacking import remove_tree
 
 # (pid, pty master or -1, "") or (0, -1, what went wrong)
 OnStarted = Callable[[int, int, str], None]
@@ -43,7 +44,7 @@ class NoRuntime(Exception):
 
 def find_runtime(cluster_dir: str) -> str:
     bundled = [os.path.join(os.environ.get("SLURMLET_UPSTREAM_DIR", ""), "runc"), f"{cluster_dir}/bin/runc"]
-    for path in (shutil.which("crun"), *bundled, shutil.which("runc")):
+    for path in (find_program("crun"), *bundled, find_program("runc")):
         if path and os.path.isabs(path) and os.access(path, os.X_OK):
             return path
     raise NoRuntime("no container runtime on this node: install crun, or let `slurmlet up` provide runc")
@@ -73,9 +74,7 @@ class OciRuntime:
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         bundle = os.path.join(self._state_dir, container_id)
         argv = [*self._base(), "delete", "--force", container_id]
-        self._children.spawn(
-            argv, lambda _code, _signal: shutil.rmtree(bundle, ignore_errors=True), stdio=(null, null, null)
-        )
+        self._children.spawn(argv, lambda _code, _signal: remove_tree(bundle), stdio=(null, null, null))
         os.close(null)
 
     def _base(self) -> List[str]:

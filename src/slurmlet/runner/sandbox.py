@@ -11,11 +11,11 @@ ids (/etc/subuid and newuidmap), 0 is the user and 1… are those.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from typing import Any, Callable, List, NamedTuple, Optional, Tuple
 
 from slurmlet.runner import linux
+from slurmlet.runner.programs import find_program
 
 SINGLE, SUBUID = "single", "subuid"
 Range = Tuple[int, int]
@@ -132,7 +132,7 @@ def _helper_outside(ranges: Tuple[Range, Range], uid: int, gid: int) -> Tuple[in
             code = 0
             for tool, own, (first, count) in (("newuidmap", uid, ranges[0]), ("newgidmap", gid, ranges[1])):
                 argv = [tool, str(target), "0", str(own), "1", "1", str(first), str(count)]
-                code = code or os.spawnvp(os.P_WAIT, tool, argv)  # noqa: S606 - in a fork of our own
+                code = code or os.spawnv(os.P_WAIT, find_program(tool), argv)  # noqa: S606 - in a fork of our own
     finally:
         os._exit(1 if code else 0)
 
@@ -152,7 +152,7 @@ def _let_helper_map(helper: int, go: int) -> bool:
 
 def subordinate_ranges(uid: int) -> Optional[Tuple[Range, Range]]:
     """The first usable range of uids and of gids of this user, or None."""
-    if not (shutil.which("newuidmap") and shutil.which("newgidmap")):
+    if not (find_program("newuidmap") and find_program("newgidmap")):
         return None
     names = [str(uid)]
     try:
