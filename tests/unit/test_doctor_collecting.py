@@ -15,7 +15,7 @@ import pytest
 
 from slurmlet.base.processes import run
 from slurmlet.doctor import collecting, probe
-from slurmlet.doctor.reachability import beacon, local_addresses
+from slurmlet.doctor.reachability import beacon
 from slurmlet.slurm import probing
 
 KEYS = {
@@ -119,16 +119,6 @@ def test_the_beacon_answers_only_who_knows_the_word() -> None:
             assert silent.recv(100) == b""
         assert probe.reach(here)["address"] == "127.0.0.1"
     assert "refused" in probe.reach(here)["problem"]
-
-
-def test_local_addresses(tmp_path: Path) -> None:
-    table = tmp_path / "fib_trie"
-    table.write_text(
-        "Local:\n  +-- 0.0.0.0/0 3 0 5\n"
-        "     |-- 10.9.8.7\n        /32 host LOCAL\n     |-- 127.0.0.1\n        /32 host LOCAL\n"
-        "     |-- 10.9.8.255\n        /32 link BROADCAST\n"
-    )
-    assert local_addresses(table) == ("10.9.8.7",)
 
 
 def test_slurms_configuration_is_read() -> None:

@@ -31,10 +31,10 @@ COMMANDS = {
 
 
 class LazyGroup(click.Group):
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f"slurmlet.cli.{cmd_name}")
@@ -42,7 +42,7 @@ class LazyGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
@@ -50,7 +50,7 @@ class LazyGroup(click.Group):
 @click.group(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Shell completion: eval \"$(_SLURMLET_COMPLETE=bash_source slurmlet)\" (or zsh_source, fish_source).",
+    epilog='Shell completion: eval "$(_SLURMLET_COMPLETE=bash_source slurmlet)" (or zsh_source, fish_source).',
 )
 @click.version_option(__version__, prog_name="slurmlet")
 def app() -> None:

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from slurmlet.base.addressing import LOOPBACK
 from slurmlet.base.layout import ClusterFiles
-from slurmlet.controlplane.addressing import LOOPBACK
 from slurmlet.controlplane.config import ClusterConfig
 from slurmlet.controlplane.runfiles import run_files
 

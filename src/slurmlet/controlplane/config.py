@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from slurmlet.base.addressing import LOOPBACK, free_port
 from slurmlet.base.errors import UserError
 from slurmlet.base.files import read_json, write_json
 from slurmlet.base.layout import DEFAULT_CLUSTER, ClusterFiles
-from slurmlet.controlplane.addressing import LOOPBACK, free_port
 
 SERVICE_RANGE = "10.96.0.0/16"
 

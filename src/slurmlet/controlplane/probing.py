@@ -12,9 +12,9 @@ import ssl
 from dataclasses import dataclass
 from typing import Any
 
+from slurmlet.base.addressing import LOOPBACK
 from slurmlet.base.layout import ClusterFiles
 from slurmlet.controlplane import config as configs
-from slurmlet.controlplane.addressing import LOOPBACK
 
 
 @dataclass(frozen=True)

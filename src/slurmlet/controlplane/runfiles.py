@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slurmlet.base.addressing import host_name
 from slurmlet.base.console import say
 from slurmlet.base.errors import SlurmletError
 from slurmlet.base.files import locked, private_dir, read_json, write_json
 from slurmlet.base.layout import ClusterFiles
-from slurmlet.controlplane.addressing import host_name
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from slurmlet.base.addressing import advertised_address, host_addresses, host_name
 from slurmlet.base.console import Steps
 from slurmlet.base.errors import SlurmletError, UserError
 from slurmlet.base.files import read_json
@@ -21,7 +22,6 @@ from slurmlet.base.layout import ClusterFiles
 from slurmlet.base.processes import run
 from slurmlet.controlplane import config as configs
 from slurmlet.controlplane import kubeconfigs
-from slurmlet.controlplane.addressing import advertised_address, host_addresses, host_name
 from slurmlet.controlplane.components import BINARIES, HUB
 from slurmlet.controlplane.config import ClusterConfig
 from slurmlet.controlplane.probing import ApiProbe

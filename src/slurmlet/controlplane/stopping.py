@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slurmlet.base.addressing import host_name
 from slurmlet.base.console import Steps, say
 from slurmlet.base.errors import SlurmletError
 from slurmlet.base.layout import ClusterFiles
 from slurmlet.controlplane import config as configs
-from slurmlet.controlplane.addressing import host_name
 from slurmlet.controlplane.components import HUB
 from slurmlet.controlplane.runfiles import (
     ProcessIdentity,

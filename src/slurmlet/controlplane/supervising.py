@@ -16,12 +16,12 @@ import sys
 import time
 from pathlib import Path
 
+from slurmlet.base.addressing import LOOPBACK, free_port
 from slurmlet.base.errors import SlurmletError
 from slurmlet.base.files import locked, write_json
 from slurmlet.base.layout import ClusterFiles
 from slurmlet.controlplane import config as configs
 from slurmlet.controlplane import kubeconfigs
-from slurmlet.controlplane.addressing import LOOPBACK, free_port
 from slurmlet.controlplane.children import Child, adopt_orphans, kill_adopted, reap_orphans
 from slurmlet.controlplane.components import HUB, Component, components
 from slurmlet.controlplane.config import ClusterConfig, now

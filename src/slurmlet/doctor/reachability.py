@@ -7,16 +7,15 @@ those who do nothing but a second one.
 from __future__ import annotations
 
 import hmac
-import re
 import secrets
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
-_LOCAL = re.compile(r"\|-- (\d+\.\d+\.\d+\.\d+)\n\s+/32 host LOCAL")
+from slurmlet.base.addressing import dialled_addresses
+
 _PEER_TIMEOUT_S = 2.0
 _POLL_S = 0.2
 
@@ -37,7 +36,7 @@ def beacon() -> Iterator[Beacon]:
     with socket.create_server(("", 0)) as server:
         server.settimeout(_POLL_S)
         told = Beacon(
-            local_addresses(), server.getsockname()[1], secrets.token_hex(16), secrets.token_hex(16)
+            tuple(dialled_addresses()), server.getsockname()[1], secrets.token_hex(16), secrets.token_hex(16)
         )
         stop = threading.Event()
         thread = threading.Thread(target=_serve, args=(server, told, stop), name="beacon", daemon=True)
@@ -70,17 +69,3 @@ def _read(peer: socket.socket, count: int) -> bytes:
     while len(data) < count and (more := peer.recv(count - len(data))):
         data += more
     return data
-
-
-def local_addresses(table: Path = Path("/proc/net/fib_trie")) -> tuple[str, ...]:
-    """This host's IPv4 addresses that another host could dial; the one its name stands for first."""
-    try:
-        named = [str(info[4][0]) for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)]
-    except OSError:
-        named = []
-    try:
-        every = _LOCAL.findall(table.read_text())
-    except OSError:
-        every = []
-    ordered = dict.fromkeys([*(address for address in named if address in every or not every), *every])
-    return tuple(address for address in ordered if not address.startswith("127."))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
-import socket
 from pathlib import Path
 
 from slurmlet import __version__
+from slurmlet.base.addressing import dialled_addresses, free_port
 from slurmlet.base.errors import SlurmletError
 from slurmlet.base.files import private_dir, read_json, write_json
 from slurmlet.base.layout import store_dir
@@ -35,6 +34,7 @@ from slurmlet.slurm.client import SlurmClient
 
 log = logging.getLogger(__name__)
 _API_PATIENCE_S = 0.1
+ANY = "0.0.0.0"  # compute nodes dial the hub; every port of it wants a certificate
 
 
 async def serve(directory: Path) -> None:
@@ -82,7 +82,7 @@ async def _spawn(settings: Settings, client: ApiClient, tasks: asyncio.TaskGroup
         lambda link: pods.link_ended(link),
     )
     submitter = Submitter(settings, slurm, watch, RunnerAuthority(settings))
-    kubelet_port = _free_port(earlier.get("kubelet_port"))
+    kubelet_port = free_port(ANY, earlier.get("kubelet_port"))
     facts = await _facts(settings, slurm, kubelet_port)
     nodes = NodeKeeper(settings, client, slurm, events, facts)
     images = Images(Store(store_dir()), client, events, settings.pulls_at_once)
@@ -113,12 +113,12 @@ async def _serve_runners(
 ) -> None:
     # A runner that dials in before the pods are known would be sent away as a stranger.
     await pods.synced.wait()
-    server = await links.start(_free_port(last_port))
+    server = await links.start(free_port(ANY, last_port))
     write_json(
         settings.files.hub,
         {
             "host": settings.host,
-            "addresses": _addresses(settings),
+            "addresses": list(dict.fromkeys([settings.api_address, *dialled_addresses()])),
             "runner_port": server.sockets[0].getsockname()[1],
             "kubelet_port": facts.kubelet_port,
             "server_name": SERVER_NAME,
@@ -144,27 +144,6 @@ async def _facts(settings: Settings, slurm: SlurmClient, kubelet_port: int) -> H
         version=__version__,
         machine_id=settings.cluster_id,
     )
-
-
-def _addresses(settings: Settings) -> list[str]:
-    """Where compute nodes may find us, best first."""
-    found = [settings.api_address]
-    with contextlib.suppress(OSError):
-        found += [str(info[4][0]) for info in socket.getaddrinfo(settings.host, None, socket.AF_INET)]
-    return list(dict.fromkeys(address for address in found if not address.startswith("127."))) or found
-
-
-def _free_port(wanted: int | None) -> int:
-    """The port of the hub before us, so that runners and nodes find us at once; another one when it is taken."""
-    for port in (wanted or 0, 0):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("0.0.0.0", port))
-                return int(probe.getsockname()[1])
-            except OSError:
-                continue
-    raise SlurmletError("no free port on this host")
 
 
 async def _stop_signal() -> None:

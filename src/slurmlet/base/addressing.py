@@ -35,6 +35,19 @@ def host_addresses(proc: Path = Path("/proc/net")) -> list[str]:
     ]
 
 
+def dialled_addresses() -> list[str]:
+    """This host's IPv4 addresses in the order another host should try them: first what its name stands for."""
+    every = [address for address in host_addresses() if ipaddress.ip_address(address).version == 4]
+    named = _named_addresses()
+    return list(dict.fromkeys([*(address for address in named if address in every), *every]))
+
+
+def _named_addresses() -> list[str]:
+    with contextlib.suppress(OSError):
+        return [str(entry[4][0]) for entry in socket.getaddrinfo(host_name(), None, socket.AF_INET)]
+    return []
+
+
 def advertised_address(addresses: Sequence[str], wanted: str | None = None) -> str:
     """The one address the API server tells the cluster: the wanted one, that of the host's name, or the first."""
     if wanted is not None:
@@ -49,10 +62,7 @@ def advertised_address(addresses: Sequence[str], wanted: str | None = None) -> s
             "this host has no IPv4 address besides loopback",
             hint="Compute nodes must be able to reach this host; run slurmlet on a host with a network.",
         )
-    named: list[str] = []
-    with contextlib.suppress(OSError):
-        named = [str(entry[4][0]) for entry in socket.getaddrinfo(host_name(), None, socket.AF_INET)]
-    return next((address for address in named if address in ipv4), ipv4[0])
+    return next((address for address in _named_addresses() if address in ipv4), ipv4[0])
 
 
 def free_port(address: str, preferred: int | None = None) -> int:

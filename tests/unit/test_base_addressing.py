@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from slurmlet.base.addressing import advertised_address, free_port, host_addresses
 from slurmlet.base.errors import SiteError, UserError
-from slurmlet.controlplane.addressing import advertised_address, free_port, host_addresses
 
 FIB_TRIE = """Local:
   +-- 0.0.0.0/0 3 0 5
