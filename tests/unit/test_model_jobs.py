@@ -112,7 +112,7 @@ def test_notes_name_typing_errors_but_not_the_hubs_own_annotations() -> None:
 
 
 def test_a_bad_annotation_refuses_the_pod() -> None:
-    with pytest.raises(RefusedPod, match="slurmlet.io/sbatch"):
+    with pytest.raises(RefusedPod, match=r"slurmlet\.io/sbatch"):
         job_request(pod({"slurmlet.io/sbatch": "--wrap=id"}), place())
 
 
