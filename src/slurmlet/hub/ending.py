@@ -66,6 +66,25 @@ async def bury(tools: Tools, state: PodState) -> float | None:
     return None
 
 
+async def expire(tools: Tools, state: PodState) -> float | None:
+    """activeDeadlineSeconds is over: the pod ends as Failed, with its grace if it runs."""
+    reason, message = "DeadlineExceeded", "Pod was active on the node longer than the specified deadline"
+    if state.live_link is not None and not state.runner_done:
+        grace_s = int(state.pod["spec"].get("terminationGracePeriodSeconds") or 0)
+        if state.stop_sent_grace_s is None:
+            state.stop_sent_grace_s = grace_s
+            tools.events.pod_event(state.pod, "Normal", reason, message)
+            problem = {"reason": reason, "message": message}
+            await state.live_link.tell("stop", grace_s=grace_s, reason=message, problem=problem)
+        return grace_s + _STOP_SLACK_S
+    if not state.runner_done:
+        state.failed = (reason, message)
+        if not await _job_is_over(tools, state):
+            await _cancel(tools, state)
+    await write_status(tools.client, state)
+    return _RETRY_S
+
+
 async def linger(tools: Tools, state: PodState) -> float | None:
     """The pod has ended; its job must end too."""
     if state.job_id is None or state.job_over:

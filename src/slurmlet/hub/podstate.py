@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from slurmlet.base.clock import parse_rfc3339
 from slurmlet.hub.imaging import Backoff
 from slurmlet.hub.links import RunnerLink
 from slurmlet.images.store import Image
@@ -44,6 +45,7 @@ class PodState:
         self.stop_sent_grace_s: int | None = None
         self.cancelled = False
         self.done_since_s: float | None = None
+        self.failed: tuple[str, str] | None = None  # (reason, message) of a pod the hub itself gave up
 
     @property
     def name(self) -> str:
@@ -84,6 +86,15 @@ class PodState:
         """Slurm ended the pod: why is for Slurm to say."""
         problem = (self.report or {}).get("problem") or {}
         return problem.get("reason") == "Terminated"
+
+    @property
+    def deadline_s(self) -> float | None:
+        """Seconds until activeDeadlineSeconds is over (negative: since then); None without one."""
+        limit_s = self.pod["spec"].get("activeDeadlineSeconds")
+        started = (self.pod.get("status") or {}).get("startTime")
+        if limit_s is None or not started:
+            return None
+        return parse_rfc3339(started).timestamp() + float(limit_s) - time.time()
 
     @property
     def live_link(self) -> RunnerLink | None:

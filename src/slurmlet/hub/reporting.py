@@ -25,6 +25,7 @@ async def write_status(client: ApiClient, state: PodState) -> None:
             job_id=state.job_id or "",
             waiting=state.waiting,
             refused=state.refused,
+            failed=state.failed,
             place=state.place,
             image_ids={name: image.repo_digest for name, image in state.images.items()},
         )

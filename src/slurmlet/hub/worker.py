@@ -29,6 +29,7 @@ Obj = dict[str, Any]
 
 _RETRY_S = 2.0
 _SOON_S = 0.3
+_FAULT_RETRY_S = 30.0
 # How long a signalled pod may wait for Slurm to say why.
 _VERDICT_S = 20.0
 
@@ -128,8 +129,15 @@ class PodWorker:
         except SlurmletError as error:
             log.warning("pod %s: %s", self.state.name, error.message)
             return _RETRY_S
+        except Exception:
+            # One pod nobody thought of (or a runner that talks nonsense) must not take all others down with the hub.
+            log.exception("pod %s: a fault of the hub's own", self.state.name)
+            return _FAULT_RETRY_S
 
     async def _sleep(self, delay_s: float | None) -> None:
+        deadline_s = None if self.state.terminal else self.state.deadline_s
+        if deadline_s is not None and deadline_s > 0:
+            delay_s = deadline_s if delay_s is None else min(delay_s, deadline_s)
         try:
             await asyncio.wait_for(self._wake.wait(), delay_s)
         except TimeoutError:
@@ -147,6 +155,8 @@ class PodWorker:
             return await ending.end(tools, state)
         if state.terminal:
             return await ending.linger(tools, state)
+        if state.deadline_s is not None and state.deadline_s <= 0:
+            return await ending.expire(tools, state)
         if state.job_id is None:
             delay_s = await starting.start(tools, state)
             if state.job_id is None:
@@ -168,7 +178,8 @@ class PodWorker:
             return
         if not state.job_over:
             state.fate = await watch.fate(state.job_id) or state.fate
-        if state.job_over and not state.runner_done:
+        # Also by a hub that was started anew: until the runner dials in again, its file is what is known.
+        if not state.runner_done and (state.job_over or state.report is None):
             path = self._tools.settings.files.pod(state.uid).report
             state.report = await asyncio.to_thread(read_json, path) or state.report
         self._tell_pending()

@@ -10,8 +10,11 @@ from typing import Any
 
 from slurmlet.base.errors import RefusedPod
 
-_VOLUME_KINDS = {"emptyDir", "configMap", "secret", "downwardAPI", "projected", "hostPath"}
-_PROJECTED_KINDS = {"configMap", "secret", "downwardAPI", "serviceAccountToken"}
+_VOLUME_KINDS = {
+    "emptyDir", "configMap", "secret", "downwardAPI", "projected", "hostPath", "persistentVolumeClaim", "ephemeral",
+    "image",
+}  # fmt: skip
+_PROJECTED_KINDS = {"configMap", "secret", "downwardAPI", "serviceAccountToken", "clusterTrustBundle"}
 
 
 def check(pod: Mapping[str, Any]) -> None:
@@ -26,10 +29,10 @@ def _problems(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for field in ("hostPID", "hostIPC"):
         if spec.get(field):
             yield f"spec.{field}", "a rootless pod has namespaces of its own"
-    for field in ("readinessGates", "activeDeadlineSeconds", "setHostnameAsFQDN"):
+    for field in ("readinessGates", "setHostnameAsFQDN"):
         if spec.get(field):
             yield f"spec.{field}", "not supported yet"
-    for field in ("activeDeadlineSeconds", "hostnameOverride", "setHostnameAsFQDN", "runtimeClassName"):
+    for field in ("hostnameOverride", "setHostnameAsFQDN", "runtimeClassName"):
         if spec.get(field):
             yield f"spec.{field}", "not supported yet"
     if spec.get("resourceClaims"):
@@ -37,7 +40,7 @@ def _problems(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if (spec.get("os") or {}).get("name", "linux") != "linux":
         yield "spec.os.name", "only linux runs here"
     security = spec.get("securityContext") or {}
-    for field in ("sysctls", "fsGroup", "seLinuxOptions"):
+    for field in ("sysctls", "seLinuxOptions"):
         if security.get(field):
             yield f"spec.securityContext.{field}", "not supported yet"
     yield from _volumes(spec)
@@ -50,7 +53,9 @@ def _volumes(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for number, volume in enumerate(spec.get("volumes", ())):
         kind = next((key for key in volume if key != "name"), "emptyDir")
         if kind not in _VOLUME_KINDS:
-            yield f"spec.volumes[{number}].{kind}", "this kind of volume is not supported yet"
+            yield f"spec.volumes[{number}].{kind}", "this kind of volume is not supported"
+        if (volume.get("emptyDir") or {}).get("medium", "").startswith("HugePages"):
+            yield f"spec.volumes[{number}].emptyDir.medium", "a user has no huge pages to give"
         for place, source in enumerate((volume.get("projected") or {}).get("sources") or ()):
             for name in source:
                 if name not in _PROJECTED_KINDS:
@@ -58,11 +63,11 @@ def _volumes(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _container(path: str, container: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for field in ("livenessProbe", "readinessProbe", "startupProbe", "lifecycle", "volumeDevices"):
-        if container.get(field):
-            yield f"{path}.{field}", "not supported yet"
-    if container.get("restartPolicyRules"):
-        yield f"{path}.restartPolicyRules", "not supported yet"
+    if container.get("volumeDevices"):
+        yield f"{path}.volumeDevices", "a rootless container cannot be given block devices"
+    for number, rule in enumerate(container.get("restartPolicyRules") or ()):
+        if rule.get("action") != "Restart":
+            yield f"{path}.restartPolicyRules[{number}].action", "only Restart is supported"
     security = container.get("securityContext") or {}
     if security.get("privileged"):
         yield f"{path}.securityContext.privileged", "a rootless container cannot be privileged"
@@ -71,5 +76,3 @@ def _container(path: str, container: Mapping[str, Any]) -> Iterator[tuple[str, s
     for number, mount in enumerate(container.get("volumeMounts", ())):
         if mount.get("mountPropagation") not in (None, "None"):
             yield f"{path}.volumeMounts[{number}].mountPropagation", "not supported"
-        if mount.get("subPathExpr"):
-            yield f"{path}.volumeMounts[{number}].subPathExpr", "not supported yet"

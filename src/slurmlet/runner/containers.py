@@ -6,17 +6,19 @@ It says what happened and does what it is told; whether to start again is decide
 from __future__ import annotations
 
 import os
-import signal
 import time
 from typing import Any, Callable, Dict, List, Optional
 
 from slurmlet.runner import bundle, reporting, users
+from slurmlet.runner.actions import Action
 from slurmlet.runner.backoff import Backoff, spoken
 from slurmlet.runner.context import PodContext, etc_mounts
 from slurmlet.runner.logfiles import LogWriter, last_words
 from slurmlet.runner.loop import Timer
 from slurmlet.runner.outputs import Outputs
+from slurmlet.runner.probing import Probes
 from slurmlet.runner.runtime import Start
+from slurmlet.runner.terminating import Termination
 from slurmlet.runner.unpacking import find_unpacked, remove_tree, unpack_once
 from slurmlet.runner.volumes import VolumeError
 
@@ -43,7 +45,10 @@ class Container:
         self._stopping = False
         self._backoff = Backoff()
         self._timer: Optional[Timer] = None
-        self._kill_timer: Optional[Timer] = None
+        self._termination = Termination(context, self)
+        self._probes: Optional[Probes] = None
+        self._hook: Optional[Action] = None
+        self._started_at = ""
         self._finished_s = 0.0
         self._run = -1
         self._run_dir = ""
@@ -79,6 +84,11 @@ class Container:
     def root_pid(self) -> int:
         return self._pid
 
+    @property
+    def outputs(self) -> Optional[Outputs]:
+        """The streams of what runs now."""
+        return self._outputs if self._pid else None
+
     # Starting.
 
     def start(self) -> None:
@@ -111,13 +121,16 @@ class Container:
         try:
             self.facts = self._find_facts(root)
             self._log = LogWriter(self.log_dir, self._run, self._notify_log_listeners)
-        except (OSError, VolumeError, users.UnknownUser) as problem:
+        except VolumeError as problem:
+            self._not_created(str(problem), problem.event, problem.reason)
+            return
+        except (OSError, users.UnknownUser) as problem:
             self._not_created(str(problem))
             return
         tty = bool(self.plan.get("tty"))
         self._outputs = Outputs(self._context.loop, self._log, tty=tty, stdin=bool(self.plan.get("stdin")))
         self.container_id = os.urandom(32).hex()
-        self._event("Normal", "Created", "Container created")
+        self.event("Normal", "Created", "Container created")
         self._context.runtime.run(
             self.container_id,
             bundle.make(self.plan, self.facts),
@@ -142,14 +155,14 @@ class Container:
     def _message_file(self) -> str:
         return os.path.join(self._run_dir, "termination-log")
 
-    def _not_created(self, error: str) -> None:
+    def _not_created(self, error: str, event: str = "Failed", reason: str = "CreateContainerError") -> None:
         """Nothing ran: there is nothing to report as terminated, as with a kubelet's CreateContainerError."""
         self._busy = False
         self._clean()
         if error:
             self.create_failures += 1
-            self._event("Warning", "Failed", f"Error: {error}")
-            self._waiting("CreateContainerError", error)
+            self.event("Warning", event, f"Error: {error}" if event == "Failed" else error)
+            self._waiting(reason, error)
         self._finished_s = time.monotonic()
         self._on_change(self)
 
@@ -158,38 +171,77 @@ class Container:
         self._busy = False
         self._outputs.started(master)
         if error:
-            self._event("Warning", "Failed", f"Error: {error}")
+            self.event("Warning", "Failed", f"Error: {error}")
             now = reporting.now()
             self._end_run(128, 0, "StartError", f"failed to start container: {error}", now)
             return
         self._pid = pid
         self.create_failures = 0
-        self._event("Normal", "Started", "Container started")
+        self._started_at = reporting.now()
+        self.event("Normal", "Started", "Container started")
+        if self._stopping:
+            self._termination.kill()
+        if self.plan.get("post_start") and not self._stopping:
+            # Until the hook is done the container is not "running", as with a kubelet.
+            self._hook = Action(self._context, self, self.plan["post_start"], None, self._post_started)
+        else:
+            self._now_running()
+
+    def _post_started(self, succeeded: bool, told: str) -> None:
+        self._hook = None
+        if succeeded:
+            self._now_running()
+            return
+        self.event("Warning", "FailedPostStartHook", f"PostStartHook failed: {told}")
+        self.event("Normal", "Killing", "FailedPostStartHook")
+        self._termination.begin(float(self._context.plan.get("grace_s") or 0))
+
+    def _now_running(self) -> None:
+        self._probes = Probes(self._context, self, self.plan.get("probes") or {})
         self.report.update(
             state="running",
             reason="",
             message="",
-            started_at=reporting.now(),
+            started_at=self._started_at,
             finished_at=None,
             exit_code=None,
             signal=None,
             container_id=f"{self._context.runtime.name}://{self.container_id}",
             restart_count=self._run,
-            started=True,
-            ready=self.kind != INIT,
+            started=self._probes.initially_started,
+            ready=self.kind != INIT and self._probes.initially_ready,
         )
-        if self._stopping:
-            self._signal(signal.SIGKILL)
+        if not self._stopping:
+            self._probes.begin()
         self._on_change(self)
+
+    # What probes find.
+
+    def probe_started(self) -> None:
+        self.report["started"] = True
+        self._on_change(self)
+
+    def probe_ready(self, ready: bool) -> None:
+        if self.report["ready"] != ready:
+            self.report["ready"] = ready
+            self._on_change(self)
+
+    def probe_unhealthy(self, kind: str, grace_s: Optional[int]) -> None:
+        self.event("Normal", "Killing", f"Container {self.name} failed {kind} probe, will be restarted")
+        pod_grace_s = self._context.plan.get("grace_s") or 0
+        self._termination.begin(float(pod_grace_s if grace_s is None else grace_s))
 
     # Ending.
 
     def _exited(self, code: int, number: int) -> None:
         self._pid = 0
-        if self._kill_timer is not None:
-            self._kill_timer.cancel()
-            self._kill_timer = None
-        self._end_run(code, number, "Completed" if code == 0 else "Error", "", self.report["started_at"])
+        self._termination.over()
+        if self._probes is not None:
+            self._probes.close()
+        if self._hook is not None:
+            self._hook.cancel()
+            self._hook = None
+        self._end_run(code, number, "Completed" if code == 0 else "Error", "", self._started_at)
 
     def _end_run(self, code: int, number: int, reason: str, message: str, started_at: str) -> None:
         assert self._outputs is not None
@@ -244,14 +296,14 @@ class Container:
             self.report["last"] = {name: self.report[name] for name in kept}
             self.report.update(exit_code=None, signal=None, finished_at=None, started=False, ready=False)
         reason = self.report["reason"] if self.report["state"] == "waiting" else "CrashLoopBackOff"
-        if wait_s > 0 and reason == "CreateContainerError":
+        if wait_s > 0 and self.create_failures:
             # What went wrong says more than that it will be tried again.
             self._context.reporter.changed()
         elif wait_s > 0:
             where = f"container={self.name} pod={self._context.full_name}"
             self._waiting(reason, f"back-off {spoken(self._backoff.delay_s)} restarting failed {where}")
             message = f"Back-off restarting failed container {self.name} in pod {self._context.full_name}"
-            self._event("Warning", "BackOff", message)
+            self.event("Warning", "BackOff", message)
         elif self.report["last"] is not None and self.report["last"]["reason"] == "StartError":
             self._waiting("RunContainerError", self.report["last"]["message"])
         else:
@@ -278,13 +330,11 @@ class Container:
             self._stay_ended()
         if not self._pid:
             return
+        if self._probes is not None:
+            self._probes.stopping()
         if first:
-            self._event("Normal", "Killing", f"Stopping container {self.name}")
-            if grace_s > 0:
-                self._signal(_signal_number(str(self.plan.get("stop_signal") or "SIGTERM")))
-        if self._kill_timer is not None:
-            self._kill_timer.cancel()
-        self._kill_timer = self._context.loop.later(max(0.0, grace_s), lambda: self._signal(signal.SIGKILL))
+            self.event("Normal", "Killing", f"Stopping container {self.name}")
+        self._termination.begin(grace_s)
 
     def _stay_ended(self) -> None:
         """It was to start again and will not: its last run is its state after all."""
@@ -293,49 +343,9 @@ class Container:
             self.report.update(last, state="terminated", ready=False)
             self._context.reporter.changed()
 
-    def _signal(self, number: int) -> None:
-        # Safe from reuse of the pid: we alone reap it, and forget it when we do.
-        if not self._pid:
-            return
-        if number == signal.SIGKILL and self._context.pid_namespace:
-            for pid in _sharing_mounts(self._pid):
-                _kill(pid, number)
-        _kill(self._pid, number)
-
-    def _event(self, kind: str, reason: str, message: str) -> None:
+    def event(self, kind: str, reason: str, message: str) -> None:
         self._context.reporter.event(kind, reason, message, self.name)
 
     def _notify_log_listeners(self) -> None:
         for listener in list(self.log_listeners):
             listener()
-
-
-def _signal_number(name: str) -> int:
-    if name.isdigit():
-        return int(name)
-    full = name.upper() if name.upper().startswith("SIG") else "SIG" + name.upper()
-    return int(getattr(signal, full.split("+")[0], signal.SIGTERM))
-
-
-def _kill(pid: int, number: int) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        pass
-
-
-def _sharing_mounts(pid: int) -> List[int]:
-    """With a shared PID namespace the end of a container's first process does not end the others; they are found by
-    their mount namespace, which is the container's own."""
-    try:
-        own = os.readlink(f"/proc/{pid}/ns/mnt")
-    except OSError:
-        return []
-    found = []
-    for name in os.listdir("/proc"):
-        try:
-            if name.isdigit() and int(name) != pid and os.readlink(f"/proc/{name}/ns/mnt") == own:
-                found.append(int(name))
-        except OSError:
-            continue
-    return found

@@ -85,9 +85,20 @@ class Lifecycle:
             return False
         if container.kind == SIDECAR:
             return self._main_over()
-        if container.kind == INIT:
-            return not container.failed or self._policy == "Never"
-        return self._policy == "Never" or (self._policy == "OnFailure" and not container.failed)
+        if container.kind == INIT and not container.failed:
+            return True
+        return not self._restarts(container)
+
+    def _restarts(self, container: Container) -> bool:
+        """Whether an ended container starts again: its own rules, its own policy, the pod's policy, in that order."""
+        code = int(container.report["exit_code"])
+        for rule in container.plan.get("restart_rules") or []:
+            if (code in rule["values"]) == (rule["operator"] == "In"):
+                return True
+        policy = container.plan.get("restart_policy") or self._policy
+        if container.kind == INIT and policy == "Always":
+            policy = "OnFailure"
+        return bool(policy == "Always" or (policy == "OnFailure" and container.failed))
 
     def _main_over(self) -> bool:
         return self._failed or (
@@ -111,7 +122,7 @@ class Lifecycle:
                 current.start()
                 return
             if current.kind == SIDECAR:
-                if not current.running:
+                if not current.report["started"]:
                     return
             elif not current.terminated:
                 return
