@@ -148,8 +148,9 @@ class Rig:
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0:
                     last = self.reports[-1:] or self.hellos
+                    shown = {number: bytes(stream.out[-500:]) for number, stream in self.streams.items()}
                     raise AssertionError(
-                        f"not within {timeout_s} s: {what}\nlast: {json.dumps(last)}\n{self.said()}"
+                        f"not within {timeout_s} s: {what}\nstreams: {shown}\nlast: {json.dumps(last)}\n{self.said()}"
                     )
                 self.changed.wait(min(left_s, 0.2))
 

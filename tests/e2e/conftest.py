@@ -78,6 +78,16 @@ class Kubectl:
         listed = self.get("events", None, "--field-selector", f"involvedObject.name={name}")
         return [(item["reason"], item["message"]) for item in listed["items"]]
 
+    def told(self, name: str, reason: str, words: str) -> bool:
+        """Whether an event about a pod has this reason and these words."""
+        return any(why == reason and words in text for why, text in self.events(name))
+
+    def waiting(self, name: str) -> tuple[str, str]:
+        """(reason, message) the pod's first container waits for."""
+        statuses = self.pod(name)["status"].get("containerStatuses") or [{}]
+        found = (statuses[0].get("state") or {}).get("waiting") or {}
+        return found.get("reason", ""), found.get("message", "")
+
     def job_id(self, name: str) -> str:
         """The Slurm job of a pod, once it is submitted."""
         return str(
@@ -108,6 +118,14 @@ def pod(name: str, command: str | Sequence[str] = "sleep 3600", **changes: Any) 
         **changes,
     }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def config_map(name: str, **data: str) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
+
+
+def secret(name: str, **data: str) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": data}
 
 
 def jobs_of(testbed: Testbed, user: str = "user1") -> list[str]:

@@ -214,6 +214,18 @@ def test_a_client_that_vanishes_leaves_nothing_behind(box: Kubectl) -> None:
     eventually(lambda: "true 1234" not in (seen := processes(box)) and "sleep 5678" not in seen, 15)
 
 
+def test_a_client_that_vanishes_in_the_middle_of_output_blocks_nobody(box: Kubectl) -> None:
+    readers = [box.start("exec", "box", "-c", "main", "--", "yes", f"line {number}") for number in range(4)]
+    for number, reader in enumerate(readers):
+        assert reader.stdout is not None
+        assert reader.stdout.read(8) == f"line {number}\nl".encode()[:8]
+    assert processes(box).count("yes line") == 4
+    for reader in readers:
+        box.testbed.stop(reader, grace_s=0)
+    # Each writes into a pipe that nobody reads any more, and is told so.
+    eventually(lambda: "yes line" not in processes(box), 15)
+
+
 def test_twenty_at_once(box: Kubectl) -> None:
     def one(number: int) -> tuple[int, bytes, bytes]:
         text = f"{number}\n".encode() * 20_000

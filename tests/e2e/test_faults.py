@@ -225,9 +225,9 @@ def test_hub_killed_again_and_again_while_pods_are_created(kubectl: Kubectl, her
     names = [f"burst-{number}" for number in range(20)]
     kubectl.apply(*(pod(name, f"sleep 1; echo {name}") for name in names))
     for _ in range(4):
-        here.signal(here.pid("hub"), "KILL")
         # Long enough for some of it to be done, short enough to hit the rest; the supervisor's pause grows meanwhile.
         old = here.read("run/components.json")["hub"]["restarts"]
+        here.signal(here.pid("hub"), "KILL")
         eventually(lambda old=old: here.read("run/components.json")["hub"]["restarts"] > old, 30, 0.05)  # type: ignore[misc]
         time.sleep(1.2)
     eventually(

@@ -10,6 +10,7 @@ import datetime
 import io
 import tarfile
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -100,29 +101,39 @@ def kit(testbed: Testbed) -> bytes:
 
 
 @pytest.fixture(scope="module", params=["user1", "user2"])
-def place(request: pytest.FixtureRequest, testbed: Testbed, kit: bytes) -> tuple[str, str]:
+def place(request: pytest.FixtureRequest, testbed: Testbed, kit: bytes) -> Iterator[tuple[str, str]]:
     """(user, directory with the kit unpacked). user1 has one uid, user2 has subordinate ones."""
     user: str = request.param
     directory = f"/home/{user}/.runner-alone-{uuid.uuid4().hex[:8]}"
-    testbed.run(["mkdir", "-m", "700", directory], host=HOST, user=user)
+    scratch = f"/tmp/{directory.rpartition('/')[2]}"
+    testbed.run(["mkdir", "-m", "700", directory, scratch], host=HOST, user=user)
     testbed.run(["tar", "-xf", "-", "-C", directory], host=HOST, user=user, stdin=kit)
-    request.addfinalizer(lambda: testbed.run(["rm", "-rf", directory], host=HOST, user=user))  # noqa: PT021
-    return user, directory
+    yield user, directory
+    # By root: what user2's containers left belongs to other uids.
+    testbed.run(["rm", "-rf", directory, scratch], host=HOST, user="root")
+
+
+def play(testbed: Testbed, place: tuple[str, str], scenario: str, name: str, **env: str) -> None:
+    user, directory = place
+    around = {"PYTHONPATH": f"{directory}/runner.pyz", "RIG_MAPPING": MAPPINGS[user], **env}
+    around["TMPDIR"] = f"/tmp/{directory.rpartition('/')[2]}"
+    argv = [
+        "/usr/bin/env", *(f"{key}={value}" for key, value in around.items()),
+        "/usr/bin/python3", f"{directory}/runner_scenarios.py", f"{directory}/{name}", f"{directory}/sha256-00",
+        f"{directory}/certs", scenario, "--", "/usr/bin/python3", "-I", f"{directory}/runner.pyz",
+    ]  # fmt: skip
+    done = testbed.run(argv, host=HOST, user=user, timeout_s=90, check=False)
+    assert done.ok, f"as {user} on {HOST}: {' '.join(argv)}\n{done.stdout}{done.stderr}"
 
 
 @pytest.mark.parametrize("scenario", SCENARIO_NAMES)
 def test_runner(testbed: Testbed, place: tuple[str, str], scenario: str) -> None:
-    user, directory = place
-    argv = [
-        "python3", f"{directory}/runner_scenarios.py", f"{directory}/{scenario}", f"{directory}/sha256-00",
-        f"{directory}/certs", scenario, "--", "python3", "-I", f"{directory}/runner.pyz",
-    ]  # fmt: skip
-    done = testbed.run(
-        argv,
-        host=HOST,
-        user=user,
-        env={"PYTHONPATH": f"{directory}/runner.pyz", "RIG_MAPPING": MAPPINGS[user]},
-        timeout_s=90,
-        check=False,
-    )
-    assert done.ok, f"as {user} on {HOST}: {' '.join(argv)}\n{done.stdout}{done.stderr}"
+    play(testbed, place, scenario, scenario)
+
+
+@pytest.mark.parametrize(
+    "scenario", ["hello", "identity_of_root", "start_error", "exec_plain", "exec_tty", "stop"]
+)
+def test_runner_with_our_runc(testbed: Testbed, place: tuple[str, str], scenario: str) -> None:
+    """A node without crun: the static runc that slurmlet brings along. (Nor does it have newuidmap: one uid.)"""
+    play(testbed, place, scenario, f"runc-{scenario}", PATH="/nowhere", RIG_MAPPING="single")

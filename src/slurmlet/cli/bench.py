@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from slurmlet.base.console import emit_json, emit_table, say
 from slurmlet.base.layout import DEFAULT_CLUSTER
+
+if TYPE_CHECKING:
+    from slurmlet.bench.scale import Scale
 
 
 @click.group()
@@ -38,3 +43,70 @@ def startup(cluster: str, runs: int, image: str, output: str) -> None:
     emit_table(["WHAT", "MEDIAN [s]", "P10", "P90"], rows)
     told_json = result.as_json()
     say(f"A pod starts {told_json['difference_s']:+.3f} s after a raw sbatch (× {told_json['ratio']:.2f}).")
+
+
+@command.command()
+@click.option("-c", "--cluster", default=DEFAULT_CLUSTER, envvar="SLURMLET_CLUSTER", show_default=True)
+@click.option("--pods", default=200, show_default=True, type=click.IntRange(1, 10_000), help="In all.")
+@click.option(
+    "--batch",
+    default=50,
+    show_default=True,
+    type=click.IntRange(1, 10_000),
+    help="How many at a time, taking turns.",
+)
+@click.option(
+    "--image", default="busybox:1", show_default=True, help="An image with a shell; pulled once beforehand."
+)
+@click.option(
+    "--picture",
+    type=click.Path(dir_okay=False, writable=True),
+    help="Draw the hub's memory and CPU as an SVG file.",
+)
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+def scale(cluster: str, pods: int, batch: int, image: str, picture: str | None, output: str) -> None:
+    """Pods a second, from the request until they are gone, beside raw sbatch; and what they cost the hub."""
+    from slurmlet.bench.scale import Batch, ScaleBench
+
+    def told(raw: Batch, made: Batch) -> None:
+        say(f"  {raw.count} jobs: {raw.per_s:.1f} /s; {made.count} pods: {made.per_s:.1f} /s")
+
+    result = ScaleBench(cluster, image).measure(pods, batch, told)
+    if picture is not None:
+        _draw(picture, result)
+        say(f"Drawn: {picture}")
+    told_json = result.as_json()
+    if output == "json":
+        emit_json(told_json)
+        return
+    rows = [
+        [
+            name,
+            str(one.count),
+            f"{one.accepted_s:.2f}",
+            f"{one.started_s:.2f}",
+            f"{one.gone_s:.2f}",
+            f"{one.per_s:.1f}",
+        ]
+        for pair in zip(result.sbatch, result.pods, strict=True)
+        for name, one in zip(("sbatch", "pods"), pair, strict=True)
+    ]
+    emit_table(["WHAT", "COUNT", "ACCEPTED [s]", "ALL STARTED", "ALL GONE", "PER SECOND"], rows)
+    hub = told_json["hub"]
+    idle, full, peak = (hub[f"{name}_memory_bytes"] / 2**20 for name in ("idle", "full", "peak"))
+    say(f"Pods went through at {told_json['ratio']:.2f} times the rate of raw sbatch.")
+    say(
+        f"Hub: {idle:.1f} MiB idle, {full:.1f} MiB with a batch known, {peak:.1f} MiB peak, {hub['cpu_s']:.1f} s CPU."
+    )
+
+
+def _draw(path: str, result: Scale) -> None:
+    from pathlib import Path
+
+    from slurmlet.bench.picture import chart
+
+    memory = [(one.at_s, one.memory_bytes / 2**20) for one in result.hub]
+    pairs = zip(result.hub, result.hub[1:], strict=False)
+    cpu = [(after.at_s, (after.cpu_s - one.cpu_s) / (after.at_s - one.at_s) * 100) for one, after in pairs]
+    text = chart("The hub while pods come and go", ("memory [MiB]", memory), ("CPU [%]", cpu))
+    Path(path).write_text(text)

@@ -49,10 +49,13 @@ def reap_orphans(own_pids: set[int]) -> None:
 
 
 def kill_adopted(own_pids: set[int]) -> None:
+    """End what a component left behind, with the group it leads: a site's sbatch may be a script around the real one."""
     with contextlib.suppress(OSError):
         for word in Path("/proc/thread-self/children").read_text().split():
             if int(word) not in own_pids:
-                with contextlib.suppress(ProcessLookupError):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(int(word), signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(int(word), signal.SIGKILL)
 
 

@@ -20,6 +20,9 @@ BINARIES = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler
 HUB = "hub"
 # A login host is shared: a control plane of one user needs no more threads than this at once.
 _MAX_PROCS = 4
+_PATIENCE_S = 30 * 24 * 3600
+# CN of the certificate with which the API server calls aggregated APIs (pki.py, which takes long to import).
+FRONT_PROXY = "slurmlet:front-proxy"
 # Proxies of the site are for the outside; the components only talk to this host and to each other.
 _KEPT_VARIABLES = ("HOME", "PATH", "LANG", "TMPDIR", "USER", "LOGNAME")
 
@@ -111,7 +114,25 @@ def apiserver(files: ClusterFiles, config: ClusterConfig, binaries: Path) -> lis
         f"--kubelet-client-certificate={pki / 'kubelet-client.crt'}",
         f"--kubelet-client-key={pki / 'kubelet-client.key'}",
         "--kubelet-preferred-address-types=InternalIP",
+        # Aggregated APIs (the hub's metrics API is one) are called at their endpoints: nothing on this host knows the
+        # addresses of Services.
+        "--enable-aggregator-routing=true",
+        f"--requestheader-client-ca-file={pki / 'front-proxy-ca.crt'}",
+        f"--requestheader-allowed-names={FRONT_PROXY}",
+        "--requestheader-username-headers=X-Remote-User",
+        "--requestheader-uid-headers=X-Remote-Uid",
+        "--requestheader-group-headers=X-Remote-Group",
+        "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+        f"--proxy-client-cert-file={pki / 'front-proxy-client.crt'}",
+        f"--proxy-client-key-file={pki / 'front-proxy-client.key'}",
+        # A Node is a partition. Jobs run on in one that is drained, and Slurm itself ends those of a host that fails:
+        # to evict pods because their partition takes no new jobs would only do harm.
+        f"--default-not-ready-toleration-seconds={_PATIENCE_S}",
+        f"--default-unreachable-toleration-seconds={_PATIENCE_S}",
         "--enable-bootstrap-token-auth=false",
+        # Beta and off by default; projected volumes may show trust bundles.
+        "--feature-gates=ClusterTrustBundle=true,ClusterTrustBundleProjection=true",
+        "--runtime-config=certificates.k8s.io/v1beta1/clustertrustbundles=true",
         "--endpoint-reconciler-type=lease",
         "--profiling=false",
         "--max-requests-inflight=200",
@@ -137,6 +158,8 @@ def controller_manager(files: ClusterFiles, config: ClusterConfig, binaries: Pat
         "--node-monitor-period=5s",
         "--node-monitor-grace-period=2m",
         "--terminated-pod-gc-threshold=1000",
+        # A third of upstream's: one user's autoscalers are few, and a queue is already slower than a node.
+        "--horizontal-pod-autoscaler-sync-period=5s",
         "--kube-api-qps=100",
         "--kube-api-burst=200",
         "--profiling=false",

@@ -1,8 +1,9 @@
-"""Three certificate authorities and what they sign, so that each door opens to its own callers only.
+"""Four certificate authorities and what they sign, so that each door opens to its own callers only.
 
 `ca` (API server and its clients), `etcd-ca` (etcd and its one client), `hub-ca` (the hub, the API server as its caller,
-runners). A key never leaves `pki/`; authorities and the service-account key outlive `down`, leaves are made again when
-the host's names change or their end is near.
+runners), `front-proxy-ca` (the API server where it speaks for others to an aggregated API). A key never leaves `pki/`;
+authorities and the service-account key outlive `down`, leaves are made again when the host's names change or their end
+is near.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from slurmlet.base.files import private_dir, write_private
+from slurmlet.controlplane.components import FRONT_PROXY
 
-AUTHORITIES = ("ca", "etcd-ca", "hub-ca")
+AUTHORITIES = ("ca", "etcd-ca", "hub-ca", "front-proxy-ca")
 HUB_DNS_NAME = "hub.slurmlet"
+# Where the API server's aggregator finds the metrics API: a Service whose one endpoint is the hub.
+METRICS_DNS_NAME = "slurmlet-metrics.kube-system.svc"
 _CA_DAYS = 3650
 _LEAF_DAYS = 365
 _RENEW_BEFORE_DAYS = 60
@@ -76,8 +80,9 @@ def leaves(host: str, addresses: Sequence[str], service_range: str) -> list[Leaf
              dns=("localhost",), addresses=("127.0.0.1",)),
         Leaf("etcd-client", "etcd-ca", "kube-apiserver", client=True),
         Leaf("hub-server", "hub-ca", HUB_DNS_NAME, server=True,
-             dns=(HUB_DNS_NAME, "localhost", host), addresses=here),
+             dns=(HUB_DNS_NAME, METRICS_DNS_NAME, "localhost", host), addresses=here),
         Leaf("kubelet-client", "hub-ca", "slurmlet:kubelet-client", client=True),
+        Leaf("front-proxy-client", "front-proxy-ca", FRONT_PROXY, client=True),
     ]  # fmt: skip
 
 

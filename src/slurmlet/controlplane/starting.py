@@ -33,6 +33,7 @@ from slurmlet.controlplane.runfiles import (
     running_supervisor,
 )
 from slurmlet.controlplane.supervising import rotate
+from slurmlet.model.nodes import HELD_BY_SLURM
 
 _POLL_S = 0.05
 # A component that ends this often within one `up` will not come up.
@@ -187,8 +188,9 @@ def _all_started(files: ClusterFiles) -> bool:
 
 
 def _all_ready(probe: ApiProbe) -> bool:
+    """As ready as they will be: a partition that Slurm holds back is no fault of ours, and the others work."""
     nodes = probe.nodes()
-    return bool(nodes) and all(node.ready for node in nodes)
+    return bool(nodes) and all(node.ready or node.reason in HELD_BY_SLURM for node in nodes)
 
 
 def _why_not_ready(probe: ApiProbe) -> tuple[str, str]:

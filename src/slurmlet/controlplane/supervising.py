@@ -138,6 +138,9 @@ class Supervisor:
             _log(f"{name} ended ({child.last_exit}); next start in {child.backoff_s:g} s")
             if name == "kube-apiserver":
                 self._api_answers = False
+            if name == HUB:
+                # An sbatch that outlives its hub could submit after the next hub has looked for the job in vain.
+                kill_adopted(self._pids())
             if _PORT_TAKEN in child.said_since_start():
                 self._take_other_port(name)
         if dead:

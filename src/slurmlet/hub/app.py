@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 
 from slurmlet import __version__
@@ -13,27 +14,35 @@ from slurmlet.base.addressing import dialled_addresses, free_port
 from slurmlet.base.errors import SlurmletError
 from slurmlet.base.files import private_dir, read_json, write_json
 from slurmlet.base.layout import store_dir
+from slurmlet.hub import metricsapi
 from slurmlet.hub import settings as settings_module
+from slurmlet.hub.counting import CountedScheduler, Counts
 from slurmlet.hub.credentials import RunnerAuthority
 from slurmlet.hub.imaging import Images
 from slurmlet.hub.links import LinkServer
+from slurmlet.hub.metricsapi import MetricsServer
 from slurmlet.hub.nodes import NodeKeeper
 from slurmlet.hub.pacing import Pacer
 from slurmlet.hub.pods import Pods
 from slurmlet.hub.polling import SlurmWatch
+from slurmlet.hub.provisioning import Provisioner
+from slurmlet.hub.refreshing import Refresher
 from slurmlet.hub.serving import KubeletServer
 from slurmlet.hub.settings import SERVER_NAME, Settings
+from slurmlet.hub.statserving import StatServer
 from slurmlet.hub.submitting import Submitter
 from slurmlet.hub.tools import Tools
+from slurmlet.hub.usage import Usage
 from slurmlet.images.store import Store
 from slurmlet.kube.client import ApiClient, ApiError
 from slurmlet.kube.events import EventRecorder
 from slurmlet.kube.reflecting import Reflector
 from slurmlet.model.nodes import HubFacts
-from slurmlet.slurm.client import SlurmClient
+from slurmlet.slurm.client import Scheduler, SlurmClient
 
 log = logging.getLogger(__name__)
 _API_PATIENCE_S = 0.1
+_REGISTER_AGAIN_S = 0.5
 ANY = "0.0.0.0"  # compute nodes dial the hub; every port of it wants a certificate
 
 
@@ -41,10 +50,11 @@ async def serve(directory: Path) -> None:
     """Run until SIGTERM. Raises when a root task dies."""
     settings = settings_module.load(directory)
     private_dir(settings.files.pods)
-    async with _api(settings) as client:
+    counts = Counts()
+    async with _api(settings, counts) as client:
         await _wait_for_api(client)
         async with asyncio.TaskGroup() as tasks:
-            hub = await _spawn(settings, client, tasks)
+            hub = await _spawn(settings, client, counts, tasks)
             await _stop_signal()
             hub.cancel()
             raise _Stopped
@@ -54,9 +64,13 @@ class _Stopped(Exception):
     """A clean end was asked for."""
 
 
-def _api(settings: Settings) -> ApiClient:
+def _api(settings: Settings, counts: Counts) -> ApiClient:
     return ApiClient(
-        settings.api_url, settings.pki("ca.crt"), settings.pki("hub.crt"), settings.pki("hub.key")
+        settings.api_url,
+        settings.pki("ca.crt"),
+        settings.pki("hub.crt"),
+        settings.pki("hub.key"),
+        counts.api_answered,
     )
 
 
@@ -69,8 +83,10 @@ async def _wait_for_api(client: ApiClient) -> None:
             await asyncio.sleep(_API_PATIENCE_S)
 
 
-async def _spawn(settings: Settings, client: ApiClient, tasks: asyncio.TaskGroup) -> asyncio.Task[None]:
-    slurm = SlurmClient()
+async def _spawn(
+    settings: Settings, client: ApiClient, counts: Counts, tasks: asyncio.TaskGroup
+) -> asyncio.Task[None]:
+    slurm = CountedScheduler(SlurmClient(), counts)
     events = EventRecorder(client, settings.host)
     earlier = read_json(settings.files.hub) or {}
     pods: Pods
@@ -84,32 +100,49 @@ async def _spawn(settings: Settings, client: ApiClient, tasks: asyncio.TaskGroup
     submitter = Submitter(settings, slurm, watch, RunnerAuthority(settings))
     kubelet_port = free_port(ANY, earlier.get("kubelet_port"))
     facts = await _facts(settings, slurm, kubelet_port)
-    nodes = NodeKeeper(settings, client, slurm, events, facts)
-    images = Images(Store(store_dir()), client, events, settings.pulls_at_once)
-    pods = Pods(Tools(settings, client, events, slurm, watch, images, submitter, nodes, Pacer()), tasks)
+    store = Store(store_dir())
+    nodes = NodeKeeper(settings, client, slurm, events, facts, store.list)
+    images = Images(store, client, events, settings.pulls_at_once)
+    tools = Tools(settings, client, events, slurm, watch, images, submitter, nodes, Pacer())
+    pods = Pods(tools, tasks)
     watch.busy = pods.busy
     reflector = Reflector(
         client, "/api/v1/pods", pods.changed, on_synced=pods.synced.set, fieldSelector="spec.nodeName!="
     )
-    kubelet = KubeletServer(settings, pods)
+    usage = Usage(lambda: [worker.state for worker in pods])
+    kubelet = KubeletServer(settings, pods, StatServer(pods, nodes, usage, watch, counts))
     await kubelet.start(kubelet_port)
+    metrics_port = free_port(settings.api_address, earlier.get("metrics_port"))
+    # A cluster that an older slurmlet brought up gets the keys for it with the next `up`.
+    metrics = (
+        MetricsServer(settings, pods, nodes, usage) if settings.pki("front-proxy-ca.crt").exists() else None
+    )
+    if metrics is not None:
+        await metrics.start(metrics_port)
 
     async def all_tasks() -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(events.run(), name="events")
             group.create_task(watch.run(), name="slurm watch")
             group.create_task(nodes.run(), name="nodes")
+            group.create_task(nodes.watch(), name="node watch")
+            group.create_task(usage.run(), name="usage")
+            if metrics is not None:
+                group.create_task(_register_metrics(client, settings, metrics_port), name="metrics API")
             group.create_task(reflector.run(), name="pods")
             group.create_task(pods.sweep(), name="sweep")
+            group.create_task(Provisioner(settings, client, events).run(), name="volumes")
+            group.create_task(Refresher(tools, lambda: (worker.state for worker in pods)).run(), name="refresh")
+            ports = {"kubelet_port": kubelet_port, "metrics_port": metrics_port}
             group.create_task(
-                _serve_runners(settings, links, pods, facts, earlier.get("runner_port")), name="runners"
+                _serve_runners(settings, links, pods, ports, earlier.get("runner_port")), name="runners"
             )
 
     return tasks.create_task(all_tasks(), name="hub")
 
 
 async def _serve_runners(
-    settings: Settings, links: LinkServer, pods: Pods, facts: HubFacts, last_port: int | None
+    settings: Settings, links: LinkServer, pods: Pods, ports: Mapping[str, int], last_port: int | None
 ) -> None:
     # A runner that dials in before the pods are known would be sent away as a stranger.
     await pods.synced.wait()
@@ -120,7 +153,7 @@ async def _serve_runners(
             "host": settings.host,
             "addresses": list(dict.fromkeys([settings.api_address, *dialled_addresses()])),
             "runner_port": server.sockets[0].getsockname()[1],
-            "kubelet_port": facts.kubelet_port,
+            **ports,
             "server_name": SERVER_NAME,
             "pid": os.getpid(),
         },
@@ -129,7 +162,19 @@ async def _serve_runners(
         await server.serve_forever()
 
 
-async def _facts(settings: Settings, slurm: SlurmClient, kubelet_port: int) -> HubFacts:
+async def _register_metrics(client: ApiClient, settings: Settings, port: int) -> None:
+    """Until it is done; then it stays done."""
+    while True:
+        try:
+            await metricsapi.register(client, settings, port)
+            return
+        except ApiError as error:
+            # In a new cluster its namespace takes a moment to appear.
+            log.info("the metrics API is not registered yet: %s", error.message)
+            await asyncio.sleep(_REGISTER_AGAIN_S)
+
+
+async def _facts(settings: Settings, slurm: Scheduler, kubelet_port: int) -> HubFacts:
     try:
         version = await asyncio.to_thread(slurm.version)
     except SlurmletError as error:

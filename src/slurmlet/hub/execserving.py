@@ -1,102 +1,89 @@
-"""`kubectl exec`: a WebSocket from the API server, a stream to the runner, bytes between them.
-
-The API server sends exec as WebSocket because our nodes declare ExtendWebSocketsToKubelet (docs/decisions/0011).
-"""
+"""`kubectl exec`, and what it has in common with attach: a client of any form (`remotecommand.py`), a stream to the
+runner, bytes between them."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
 from typing import Any
 
-from aiohttp import WSMsgType, web
+from aiohttp import web
 
 from slurmlet.hub.links import LinkLost, Stream
 from slurmlet.hub.pods import Pods
+from slurmlet.hub.remotecommand import Client, accept, wants
 from slurmlet.hub.worker import PodWorker
 from slurmlet.runner import wire
 
-V5 = "v5.channel.k8s.io"
-_PROTOCOLS = (V5, "v4.channel.k8s.io")
 _DIAL_IN_S = 5.0
+_LOST = {"error": "the connection to the pod's runner was lost", "reason": "InternalError"}
 
 
 async def serve_exec(request: web.Request, pods: Pods) -> web.StreamResponse:
-    where, query = request.match_info, request.query
+    return await serve_command(request, pods, "exec", command=request.query.getall("command", []))
+
+
+async def serve_command(request: web.Request, pods: Pods, what: str, **fields: Any) -> web.StreamResponse:
+    """Connect a client with a process in the pod: a new one (exec) or the container's own (attach)."""
+    where = request.match_info
     worker = pods.named(where["namespace"], where["pod"])
     if worker is None:
         raise web.HTTPNotFound(text=f'pod "{where["pod"]}" not found\n')
     _check_running(worker, where["container"])
-    if request.headers.get("Upgrade", "").lower() != "websocket":
-        raise web.HTTPBadRequest(
-            text="this kubelet speaks the WebSocket protocol v5.channel.k8s.io; use kubectl v1.31 or newer\n"
-        )
+    asked = wants(request.query)
     link = await worker.linked(_DIAL_IN_S)
     if link is None:
         raise web.HTTPServiceUnavailable(text="the pod's runner is not connected just now; try again\n")
+    client = await accept(request, asked)
     try:
-        stream = await link.open(
-            "exec",
-            container=where["container"],
-            command=query.getall("command", []),
-            stdin=_wants(query, "input", "stdin"),
-            stdout=_wants(query, "output", "stdout"),
-            stderr=_wants(query, "error", "stderr"),
-            tty=_flag(query.get("tty")),
-        )
+        stream = await link.open(what, container=where["container"], **fields, **asked._asdict())
     except LinkLost:
-        raise web.HTTPServiceUnavailable(text="the pod's runner went away; try again\n") from None
-    socket = web.WebSocketResponse(protocols=_PROTOCOLS, compress=False, max_msg_size=0, heartbeat=30)
-    await socket.prepare(request)
-    await _pump(socket, stream, wire.STDERR if _wants(query, "error", "stderr") else wire.STDOUT)
-    return socket
+        await _say(client, exec_status(_LOST))
+    else:
+        await _pump(client, stream, wire.STDERR if asked.stderr else wire.STDOUT)
+    return client.response
 
 
-def _wants(query: Mapping[str, str], short: str, long: str) -> bool:
-    return _flag(query.get(short) or query.get(long))
-
-
-def _flag(text: str | None) -> bool:
-    return (text or "").lower() in ("1", "true")
+async def _say(client: Client, status: dict[str, Any]) -> None:
+    try:
+        await client.finish(status)
+    except ConnectionError:
+        pass
+    finally:
+        await client.close()
 
 
 def _check_running(worker: PodWorker, container: str) -> None:
     report = worker.state.report or {}
-    found = {**(report.get("init_containers") or {}), **(report.get("containers") or {})}.get(container)
+    kinds = ("init_containers", "containers", "ephemeral_containers")
+    found = next((report[kind][container] for kind in kinds if container in (report.get(kind) or {})), None)
     if found is None or found["state"] != "running":
         raise web.HTTPNotFound(text=f'unable to upgrade connection: container not found ("{container}")')
 
 
-async def _pump(socket: web.WebSocketResponse, stream: Stream, complaints: int) -> None:
-    upward = asyncio.create_task(_to_runner(socket, stream), name="exec stdin")
+async def _pump(client: Client, stream: Stream, complaints: int) -> None:
+    upward = asyncio.create_task(_to_runner(client, stream), name="exec stdin")
     try:
-        await _to_client(socket, stream, complaints)
+        await _to_client(client, stream, complaints)
     except (ConnectionError, LinkLost):
         pass
     finally:
+        # Before anything that waits: the server cancels this task once more when it sees the connection lost, and a
+        # stream left open would keep the process in the pod blocked on its output for ever.
+        await stream.close()
         upward.cancel()
         await asyncio.gather(upward, return_exceptions=True)
-        await stream.close()
-        await socket.close()
+        await client.close()
 
 
-async def _to_runner(socket: web.WebSocketResponse, stream: Stream) -> None:
-    """Frames of the client: first byte the channel, 255 the end of one."""
-    async for message in socket:
-        if message.type is not WSMsgType.BINARY or not message.data:
-            continue
-        channel, data = message.data[0], message.data[1:]
-        if channel == wire.END:
-            await stream.send(wire.END, data[:1])
-        elif channel == wire.RESIZE or (channel == wire.STDIN and data):
-            await stream.send(channel, data)
+async def _to_runner(client: Client, stream: Stream) -> None:
+    await client.feed(stream)
     # The client went away: whoever reads its input sees the end of it.
     await stream.close()
     stream.end()
 
 
-async def _to_client(socket: web.WebSocketResponse, stream: Stream, complaints: int) -> None:
+async def _to_client(client: Client, stream: Stream, complaints: int) -> None:
     while (item := await stream.receive()) is not None:
         channel, data = item
         if channel == wire.STATUS:
@@ -105,13 +92,12 @@ async def _to_client(socket: web.WebSocketResponse, stream: Stream, complaints: 
                 # kubectl passes an exit code on or prints an error, never both: scripts get the code (127, 126, as
                 # from a shell), people the words, as if the program that was not there had said them.
                 ending = "\n" if complaints == wire.STDERR else "\r\n"
-                await socket.send_bytes(bytes((complaints,)) + f"{told.pop('error')}{ending}".encode())
-            await socket.send_bytes(bytes((wire.STATUS,)) + json.dumps(exec_status(told)).encode())
+                await client.send(complaints, f"{told.pop('error')}{ending}".encode())
+            await client.finish(exec_status(told))
             return
         if channel in (wire.STDOUT, wire.STDERR):
-            await socket.send_bytes(bytes((channel,)) + data)
-    lost = {"error": "the connection to the pod's runner was lost", "reason": "InternalError"}
-    await socket.send_bytes(bytes((wire.STATUS,)) + json.dumps(exec_status(lost)).encode())
+            await client.send(channel, data)
+    await client.finish(exec_status(_LOST))
 
 
 def exec_status(told: dict[str, Any]) -> dict[str, Any]:

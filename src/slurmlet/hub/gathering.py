@@ -1,34 +1,73 @@
-"""Fetches what pods draw on: config maps, secrets, service account tokens, pull credentials."""
+"""Fetches what pods draw on: config maps, secrets, claims, service account tokens, pull credentials."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from slurmlet.images.credentials import auths_from_secrets
 from slurmlet.kube.client import ApiClient, ApiError
-from slurmlet.model.sources import Needs, Sources, Token, config_map_data, needs, secret_data
+from slurmlet.model.claims import claim_name
+from slurmlet.model.sources import Needs, Sources, Token, config_map_data, needs, secret_data, volume_needs
 
 Obj = Mapping[str, Any]
+# Objects read already, by path; None where there is none. Shared by whoever reads for many pods at once.
+Memo = dict[str, Any]
+_TRUST_BUNDLES = "/apis/certificates.k8s.io/v1beta1/clustertrustbundles"
 
 
 async def gather(client: ApiClient, pod: Obj, *, with_tokens: bool) -> Sources:
     """All sources of a pod that exist now; what is missing is simply absent (`Sources` complains when it matters)."""
-    wanted: Needs = needs(pod)
-    namespace = pod["metadata"]["namespace"]
-    config_maps, secrets = await asyncio.gather(
-        _objects(client, namespace, "configmaps", wanted.config_maps),
-        _objects(client, namespace, "secrets", wanted.secrets),
+    wanted = needs(pod)
+    read, claims, tokens = await asyncio.gather(
+        _read(client, pod, wanted, {}),
+        _claims(client, pod),
+        _tokens(client, pod, wanted.tokens if with_tokens else ()),
     )
-    tokens = {}
-    if with_tokens:
-        tokens = {token: await _token(client, pod, token) for token in wanted.tokens}
+    return replace(read, claims=claims, tokens=tokens)
+
+
+async def gather_files(client: ApiClient, pod: Obj, tokens: Iterable[Token], memo: Memo) -> Sources:
+    """What a running pod's volumes of files show, with new tokens for those named."""
+    read = await _read(client, pod, volume_needs(pod), memo)
+    return replace(read, tokens=await _tokens(client, pod, tokens))
+
+
+async def _read(client: ApiClient, pod: Obj, wanted: Needs, memo: Memo) -> Sources:
+    namespace = pod["metadata"]["namespace"]
+    config_maps, secrets, bundles = await asyncio.gather(
+        _objects(client, namespace, "configmaps", wanted.config_maps, memo),
+        _objects(client, namespace, "secrets", wanted.secrets, memo),
+        _one(client, _TRUST_BUNDLES, memo) if wanted.trust_bundles else asyncio.sleep(0),
+    )
+    versions = {("configmaps", name): obj["metadata"]["resourceVersion"] for name, obj in config_maps.items()}
+    versions |= {("secrets", name): obj["metadata"]["resourceVersion"] for name, obj in secrets.items()}
     return Sources(
         config_maps={name: config_map_data(obj) for name, obj in config_maps.items()},
         secrets={name: secret_data(obj) for name, obj in secrets.items()},
-        tokens=tokens,
+        trust_bundles=(bundles or {}).get("items") or (),
+        versions=versions,
     )
+
+
+async def _claims(client: ApiClient, pod: Obj) -> dict[str, tuple[Obj | None, Obj | None]]:
+    found = {}
+    for volume in pod["spec"].get("volumes", ()):
+        name = claim_name(pod, volume)
+        if not name:
+            continue
+        path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/persistentvolumeclaims/{name}"
+        claim = await _one(client, path, {})
+        bound = ((claim or {}).get("spec") or {}).get("volumeName")
+        persistent = await _one(client, f"/api/v1/persistentvolumes/{bound}", {}) if bound else None
+        found[volume["name"]] = (claim, persistent)
+    return found
+
+
+async def _tokens(client: ApiClient, pod: Obj, wanted: Iterable[Token]) -> dict[Token, str]:
+    return {token: await _token(client, pod, token) for token in wanted}
 
 
 async def pull_credentials(client: ApiClient, pod: Obj) -> dict[str, dict[str, str]]:
@@ -36,21 +75,30 @@ async def pull_credentials(client: ApiClient, pod: Obj) -> dict[str, dict[str, s
     names = [one.get("name", "") for one in pod["spec"].get("imagePullSecrets") or ()]
     if not names:
         return {}
-    found = await _objects(client, pod["metadata"]["namespace"], "secrets", names)
+    found = await _objects(client, pod["metadata"]["namespace"], "secrets", names, {})
     return auths_from_secrets(found.values())
 
 
-async def _objects(client: ApiClient, namespace: str, kind: str, names: Iterable[str]) -> dict[str, Any]:
-    async def one(name: str) -> tuple[str, Any]:
-        try:
-            return name, await client.get(f"/api/v1/namespaces/{namespace}/{kind}/{name}")
-        except ApiError as error:
-            if error.status == 404:
-                return name, None
-            raise
+async def _objects(
+    client: ApiClient, namespace: str, kind: str, names: Iterable[str], memo: Memo
+) -> dict[str, Any]:
+    wanted = [name for name in names if name]
+    found = await asyncio.gather(
+        *(_one(client, f"/api/v1/namespaces/{namespace}/{kind}/{name}", memo) for name in wanted)
+    )
+    return {name: obj for name, obj in zip(wanted, found, strict=True) if obj is not None}
 
-    found = await asyncio.gather(*(one(name) for name in names if name))
-    return {name: obj for name, obj in found if obj is not None}
+
+async def _one(client: ApiClient, path: str, memo: Memo) -> Any:
+    """The object, or None where there is none."""
+    if path not in memo:
+        try:
+            memo[path] = await client.get(path)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            memo[path] = None
+    return memo[path]
 
 
 async def _token(client: ApiClient, pod: Obj, token: Token) -> str:

@@ -53,6 +53,15 @@ class Backoff:
         return max(0.0, until - time.monotonic()), message
 
 
+def image_volumes(spec: Obj) -> list[dict[str, str]]:
+    """Images that are mounted as volumes, in the form of containers without a name: pulled by the same rules."""
+    sources = [volume["image"] for volume in spec.get("volumes", ()) if (volume.get("image") or {}).get("reference")]
+    return [
+        {"name": "", "image": one["reference"], "imagePullPolicy": one.get("pullPolicy") or "IfNotPresent"}
+        for one in sources
+    ]
+
+
 class Images:
     def __init__(self, store: Store, client: ApiClient, events: EventRecorder, at_once: int) -> None:
         self._store = store
@@ -68,12 +77,20 @@ class Images:
         for container in (*spec.get("initContainers", ()), *spec["containers"]):
             if container["image"] not in found:
                 found[container["image"]] = await self._one(pod, container, backoff)
+        for volume in image_volumes(spec):
+            try:
+                found[volume["image"]] = await self._one(pod, volume, backoff)
+            except ImageProblem as problem:
+                # No container names this image, so every container is told that it waits for it.
+                problem.waiting = {"": next(iter(problem.waiting.values()))}
+                raise
         return found
 
     async def stored(self, pod: Obj) -> dict[str, Image]:
         """The images of a pod that was submitted already, from the store alone."""
         spec = pod["spec"]
-        names = {one["image"] for one in (*spec.get("initContainers", ()), *spec["containers"])}
+        every = (*spec.get("initContainers", ()), *spec["containers"], *image_volumes(spec))
+        names = {one["image"] for one in every}
         found = {name: await asyncio.to_thread(self._store.lookup, name) for name in names}
         for name, image in found.items():
             if image is None:

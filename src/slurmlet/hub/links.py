@@ -63,7 +63,9 @@ class Stream:
         if item is not None and item[0] in _CREDITED:
             self._taken_bytes += len(item[1])
             if self._taken_bytes >= wire.INITIAL_WINDOW // 2 and not self._ended:
-                await self._link.send(wire.window(self._number, self._taken_bytes))
+                # A runner that is gone needs no credit; what it sent before is still to be read.
+                with contextlib.suppress(LinkLost):
+                    await self._link.send(wire.window(self._number, self._taken_bytes))
                 self._taken_bytes = 0
         return item
 
@@ -93,6 +95,8 @@ class RunnerLink:
         self._writer = writer
         self._streams: dict[int, Stream] = {}
         self._last_stream = 0
+        self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._last_ask = 0
         self._alive = True
 
     @property
@@ -110,6 +114,24 @@ class RunnerLink:
 
     async def tell(self, type_: str, **fields: Any) -> None:
         await self.send(wire.control(type_, **fields))
+
+    async def ask(self, what: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
+        """The runner's answer to a question. Raises TimeoutError, LinkLost."""
+        self._last_ask += 1
+        number = self._last_ask
+        answer = self._asked[number] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.tell("ask", id=number, what=what, **fields)
+                told: dict[str, Any] = await answer
+                return told
+        finally:
+            del self._asked[number]
+
+    def answered(self, message: dict[str, Any]) -> None:
+        waiting = self._asked.get(message["id"])
+        if waiting is not None and not waiting.done():
+            waiting.set_result(message)
 
     async def open(self, what: str, **fields: Any) -> Stream:
         self._last_stream += 1
@@ -137,6 +159,9 @@ class RunnerLink:
         for stream in self._streams.values():
             stream.end()
         self._streams.clear()
+        for waiting in self._asked.values():
+            if not waiting.done():
+                waiting.set_exception(LinkLost())
         self._writer.close()
 
 
@@ -177,7 +202,7 @@ class LinkServer:
                 await self._dispatch(link, await _read_frame(reader))
         except (OSError, asyncio.IncompleteReadError, TimeoutError, LinkLost):
             pass
-        except (wire.ProtocolError, ValueError, KeyError, TypeError) as error:
+        except (wire.ProtocolError, ValueError, LookupError, TypeError, AttributeError) as error:
             log.warning("a runner's connection was ended: %s: %s", type(error).__name__, error)
         finally:
             if link is not None:
@@ -202,7 +227,11 @@ class LinkServer:
 
     async def _dispatch(self, link: RunnerLink, frame: wire.Frame) -> None:
         if frame.kind == wire.CONTROL:
-            await self._on_message(link, json.loads(frame.payload))
+            message = json.loads(frame.payload)
+            if message.get("type") == "answer":
+                link.answered(message)
+            else:
+                await self._on_message(link, message)
         else:
             link.route(frame)
 

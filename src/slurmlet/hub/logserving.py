@@ -28,12 +28,20 @@ async def serve_logs(request: web.Request, settings: Settings, pods: Pods) -> we
     worker = pods.named(where["namespace"], where["pod"])
     if worker is None:
         raise web.HTTPNotFound(text=f'pod "{where["pod"]}" not found\n')
+    _check_known(worker, where["container"])
     options = _options(request.query)
     _check_started(worker, where["container"], options.previous)
     response = web.StreamResponse(headers={"Content-Type": "text/plain"})
     if await _from_runner(request, response, worker, where["container"], options):
         return response
     return await _from_files(request, response, settings, worker, where["container"], options)
+
+
+def _check_known(worker: PodWorker, container: str) -> None:
+    """The name becomes part of a path. The API server checks it, but not for those who come through nodes/proxy."""
+    spec, pod = worker.state.pod["spec"], worker.state.pod["metadata"]["name"]
+    if container not in {one["name"] for one in (*spec.get("initContainers", ()), *spec["containers"])}:
+        raise web.HTTPNotFound(text=f'container "{container}" not found in pod "{pod}"\n')
 
 
 def _options(query: Mapping[str, str]) -> LogOptions:
@@ -43,7 +51,7 @@ def _options(query: Mapping[str, str]) -> LogOptions:
         text = query.get(name)
         if text is None:
             return None
-        if not text.lstrip("-").isdigit() or int(text) < 0:
+        if not text.isdecimal():
             raise web.HTTPBadRequest(text=f"{name}: {text!r} is not a non-negative whole number\n")
         return int(text)
 

@@ -1,16 +1,23 @@
-"""Keeps one Node per Slurm partition: made, described, its lease renewed, taken away when the partition goes."""
+"""Keeps one Node per Slurm partition: made, described, its lease renewed, taken away when the partition goes.
+
+A Node that somebody deletes is made again at once: its pods' jobs run on, and upstream's garbage collection would end
+them 40 s later. What people set on it (cordon, labels, taints of their own) is theirs and stays.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from slurmlet.base.clock import micro_time, rfc3339
 from slurmlet.base.errors import SlurmletError
 from slurmlet.hub.settings import Settings
+from slurmlet.images.store import Image
 from slurmlet.kube.client import STRATEGIC, ApiClient, ApiError
 from slurmlet.kube.events import EventRecorder
+from slurmlet.kube.reflecting import Reflector
 from slurmlet.model import nodes
 from slurmlet.model.slurmfacts import Partition
 from slurmlet.slurm.client import Scheduler
@@ -18,8 +25,12 @@ from slurmlet.slurm.client import Scheduler
 log = logging.getLogger(__name__)
 _NODES = "/api/v1/nodes"
 _LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+_OURS = f"{nodes.KIND_LABEL}=partition"
+_NOT_READY = "node.kubernetes.io/not-ready"
 # As often as a kubelet writes an unchanged status.
 _STATUS_REFRESH_S = 300.0
+
+Obj = dict[str, Any]
 
 
 class NodeKeeper:
@@ -30,19 +41,50 @@ class NodeKeeper:
         slurm: Scheduler,
         events: EventRecorder,
         hub: nodes.HubFacts,
+        images: Callable[[], list[Image]] = list,
     ) -> None:
         self._settings = settings
         self._client = client
         self._slurm = slurm
         self._events = events
         self._hub = hub
+        self._list_images = images
+        self._images: list[Obj] = []
         self._partitions: dict[str, Partition] = {}  # by node name
-        self._written: dict[str, tuple[Partition, float]] = {}
+        self._written: dict[str, tuple[Partition, list[Obj], float]] = {}
+        self._objects: dict[str, Obj] = {}
         self._leases: set[str] = set()
         self._fresh = False
+        self._vanished = asyncio.Event()
+        self._reflector = Reflector(client, _NODES, self._changed, labelSelector=_OURS)
 
     def partition_of(self, node: str) -> Partition | None:
         return self._partitions.get(node)
+
+    def objects(self) -> list[Obj]:
+        """Our Nodes as the API server has them."""
+        return list(self._objects.values())
+
+    def made_at(self, node: str) -> str:
+        return str(self._objects.get(node, {}).get("metadata", {}).get("creationTimestamp") or "")
+
+    async def watch(self) -> None:
+        """Sees Nodes that others delete."""
+        await self._reflector.run()
+
+    def _changed(self, node: Obj, gone: bool) -> None:
+        name = node["metadata"]["name"]
+        if not gone:
+            self._objects[name] = node
+            return
+        # A Node made again is another object: what is heard late of the old one must not take it away.
+        if self._objects.get(name, node)["metadata"]["uid"] == node["metadata"]["uid"]:
+            self._objects.pop(name, None)
+        if name in self._partitions:
+            log.info("node %s was deleted, but its partition is there: registering it again", name)
+            self._written.pop(name, None)
+            self._leases.discard(name)
+            self._vanished.set()
 
     async def run(self) -> None:
         """Look at the partitions now and then; renew leases more often."""
@@ -50,6 +92,9 @@ class NodeKeeper:
         clock = asyncio.get_running_loop().time
         while True:
             try:
+                if self._vanished.is_set():
+                    self._vanished.clear()
+                    await self._keep_all()
                 if clock() >= next_look_s:
                     await self._look()
                     next_look_s = clock() + self._settings.partition_poll_s
@@ -60,7 +105,13 @@ class NodeKeeper:
             except (SlurmletError, ApiError) as error:
                 log.warning("nodes: %s", error.message)
                 wait_s = 1.0
-            await asyncio.sleep(wait_s)
+            await self._pause(wait_s)
+
+    async def _pause(self, wait_s: float) -> None:
+        try:
+            await asyncio.wait_for(self._vanished.wait(), wait_s)
+        except TimeoutError:
+            pass
 
     async def _look(self) -> None:
         self._fresh = False
@@ -69,56 +120,74 @@ class NodeKeeper:
         chosen = self._settings.partitions
         mine = [one for one in listed if chosen is None or one.name in chosen]
         names = nodes.node_names(one.name for one in mine)
-        now = {str(names[one.name]): one for one in mine}
-        await asyncio.gather(*(self._keep(name, partition) for name, partition in now.items()))
-        await self._remove_others(set(now))
-        self._partitions = now
+        stored = await asyncio.to_thread(self._list_images)
+        self._images = nodes.image_list((one.reference, one.repo_digest, one.size_bytes) for one in stored)
+        self._partitions = {str(names[one.name]): one for one in mine}
+        await self._keep_all()
+        await self._remove_others()
+
+    async def _keep_all(self) -> None:
+        await asyncio.gather(*(self._keep(name, partition) for name, partition in self._partitions.items()))
 
     async def _keep(self, name: str, partition: Partition) -> None:
-        written, when = self._written.get(name, (None, 0.0))
+        written, images, when = self._written.get(name, (None, None, 0.0))
         now_s = asyncio.get_running_loop().time()
-        if written == partition and now_s - when < _STATUS_REFRESH_S:
+        if (written, images) == (partition, self._images) and now_s - when < _STATUS_REFRESH_S:
             return
         node = await self._make(name, partition)
-        status = nodes.node_status(partition, name, self._hub, rfc3339(), node.get("status") or {})
-        await self._client.patch(f"{_NODES}/{name}/status", {"status": status}, STRATEGIC)
+        status = nodes.node_status(
+            partition, name, self._hub, rfc3339(), node.get("status") or {}, self._images
+        )
+        node = await self._client.patch(f"{_NODES}/{name}/status", {"status": status}, STRATEGIC)
         if nodes.ready(partition)[0]:
-            await self._clear_not_ready(name, node)
-        if written is not None and nodes.ready(written) != nodes.ready(partition):
+            await self._clear_not_ready(node)
+        if written is not None and nodes.ready(written)[:2] != nodes.ready(partition)[:2]:
             is_ready, reason, message = nodes.ready(partition)
             self._events.node_event(name, "Normal" if is_ready else "Warning", reason, message)
-        self._written[name] = (partition, now_s)
+        self._written[name] = (partition, self._images, now_s)
 
-    async def _make(self, name: str, partition: Partition) -> dict[str, Any]:
+    async def _make(self, name: str, partition: Partition) -> Obj:
         wanted = nodes.node_object(partition, name)
         try:
-            return await self._client.create(_NODES, wanted)
+            node = await self._client.create(_NODES, wanted)
         except ApiError as error:
             if error.status != 409:
                 raise
-        # Ours again after a restart: labels follow Slurm, taints stay as people set them.
-        return await self._client.patch(f"{_NODES}/{name}", {"metadata": wanted["metadata"]})
+            # Ours again after a restart: labels follow Slurm; taints and cordon stay as people set them.
+            node = await self._client.patch(f"{_NODES}/{name}", {"metadata": wanted["metadata"]})
+        self._objects[name] = node
+        return node
 
-    async def _clear_not_ready(self, name: str, node: dict[str, Any]) -> None:
+    async def _clear_not_ready(self, node: Obj) -> None:
         """The API server taints every new node; the node controller would take the taint away seconds later."""
         taints = (node.get("spec") or {}).get("taints") or []
-        kept = [taint for taint in taints if taint["key"] != "node.kubernetes.io/not-ready"]
-        if kept != taints:
-            await self._client.patch(f"{_NODES}/{name}", {"spec": {"taints": kept}})
+        kept = [taint for taint in taints if taint["key"] != _NOT_READY]
+        if kept == taints:
+            return
+        # With the version: a taint that a cordon adds in this moment must not be lost. The node controller does the
+        # rest where we come too late.
+        metadata = {"resourceVersion": node["metadata"]["resourceVersion"]}
+        try:
+            path = f"{_NODES}/{node['metadata']['name']}"
+            await self._client.patch(path, {"metadata": metadata, "spec": {"taints": kept}})
+        except ApiError as error:
+            if error.status != 409:
+                raise
 
-    async def _remove_others(self, wanted: set[str]) -> None:
+    async def _remove_others(self) -> None:
         """Nodes of partitions that are gone (or no longer chosen), known by our label."""
-        listed = await self._client.get(_NODES, labelSelector=f"{nodes.KIND_LABEL}=partition")
+        listed = await self._client.get(_NODES, labelSelector=_OURS)
         for node in listed.get("items") or ():
             name = node["metadata"]["name"]
-            if name in wanted:
+            if name in self._partitions:
                 continue
             log.info("node %s: its partition is gone", name)
             await self._client.delete(f"{_NODES}/{name}", {})
             self._written.pop(name, None)
+            self._leases.discard(name)
 
     async def _renew(self, name: str) -> None:
-        lease = {
+        lease: Obj = {
             "metadata": {"name": name, "namespace": "kube-node-lease"},
             "spec": {
                 "holderIdentity": name,
@@ -126,6 +195,10 @@ class NodeKeeper:
                 "renewTime": micro_time(),
             },
         }
+        if name in self._objects:
+            uid = self._objects[name]["metadata"]["uid"]
+            owner = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": uid}
+            lease["metadata"]["ownerReferences"] = [owner]
         if name in self._leases:
             try:
                 await self._client.patch(f"{_LEASES}/{name}", lease)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slurmlet.base.clock import parse_rfc3339
 from slurmlet.hub.imaging import Backoff
@@ -15,6 +15,9 @@ from slurmlet.model.ids import JobId, PodUid
 from slurmlet.model.jobstates import Fate, Stage
 from slurmlet.model.sources import Sources
 from slurmlet.model.status import is_terminal
+
+if TYPE_CHECKING:
+    from slurmlet.hub.refreshing import Record
 
 Obj = dict[str, Any]
 
@@ -41,6 +44,9 @@ class PodState:
         self.waiting: Mapping[str, tuple[str, str]] = {}
         self.refused: tuple[str, str] | None = None
         self.prepared: tuple[float, Sources] | None = None  # fetched while the job waits for its start
+        self.missing_s = 0.0  # how long to wait before the next look for what is missing
+        # While it runs
+        self.delivered: Record | None = None  # what its runner has in volumes of files
         # On the way out
         self.stop_sent_grace_s: int | None = None
         self.cancelled = False

@@ -54,7 +54,7 @@ class SlurmWatch:
         return self._completed > mark
 
     def job(self, uid: PodUid) -> Job | None:
-        """The newest job of a pod that slurmctld remembers."""
+        """The job of a pod that slurmctld remembers."""
         return self._jobs.get(uid)
 
     def all_jobs(self) -> dict[PodUid, Job]:
@@ -118,11 +118,16 @@ class SlurmWatch:
         found: dict[PodUid, Job] = {}
         for job in listed:
             uid = jobs.uid_of(self._settings.cluster_id, job.comment)
-            # Should a pod ever have two jobs, the older one ran it: the claim in the pod's directory sees to that.
-            if uid is not None and (uid not in found or int(job.job_id) < int(found[uid].job_id)):
+            # Should a pod ever have two jobs, the claim in its directory lets one of them run it. The one that is still
+            # there counts, then the older one.
+            if uid is not None and (uid not in found or _rank(job) < _rank(found[uid])):
                 found[uid] = job
         self._jobs = found
         self._by_id = {job.job_id: job for job in found.values()}
+
+
+def _rank(job: Job) -> tuple[bool, int]:
+    return jobstates.is_over(job.state), int(job.job_id)
 
 
 def _combine(job_id: JobId, in_queue: Job | None, ended: EndedJob | None) -> Fate:

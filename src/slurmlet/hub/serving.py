@@ -5,17 +5,18 @@ TLS with client certificates; only the API server's own certificate is let in.
 
 from __future__ import annotations
 
-import json
 import ssl
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from aiohttp import web
 
+from slurmlet.hub.attachserving import serve_attach
 from slurmlet.hub.execserving import serve_exec
+from slurmlet.hub.forwardserving import serve_forward
 from slurmlet.hub.logserving import serve_logs
 from slurmlet.hub.pods import Pods
 from slurmlet.hub.settings import Settings
+from slurmlet.hub.statserving import StatServer
 
 API_SERVER = "slurmlet:kubelet-client"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -31,18 +32,20 @@ async def _only_the_api_server(request: web.Request, handler: Handler) -> web.St
 
 
 class KubeletServer:
-    def __init__(self, settings: Settings, pods: Pods) -> None:
+    def __init__(self, settings: Settings, pods: Pods, stats: StatServer) -> None:
         self._settings = settings
         self._pods = pods
+        self._stats = stats
 
     async def start(self, port: int) -> web.AppRunner:
         app = web.Application(middlewares=[_only_the_api_server])
         app.router.add_get("/healthz", self._healthz)
-        app.router.add_get("/pods", self._list_pods)
-        app.router.add_get("/runningpods/", self._list_pods)
+        self._stats.add_routes(app.router)
         app.router.add_get("/containerLogs/{namespace}/{pod}/{container}", self._logs)
         for method in ("GET", "POST"):
             app.router.add_route(method, "/exec/{namespace}/{pod}/{container}", self._exec)
+            app.router.add_route(method, "/attach/{namespace}/{pod}/{container}", self._attach)
+            app.router.add_route(method, "/portForward/{namespace}/{pod}", self._forward)
         # Cancellation tells a handler that its client went away: a follower must not wait for the next line.
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
         await runner.setup()
@@ -59,13 +62,14 @@ class KubeletServer:
     async def _healthz(self, _: web.Request) -> web.Response:
         return web.Response(text="ok")
 
-    async def _list_pods(self, _: web.Request) -> web.Response:
-        items = [worker.state.pod for worker in self._pods]
-        body: dict[str, Any] = {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items}
-        return web.Response(text=json.dumps(body), content_type="application/json")
-
     async def _logs(self, request: web.Request) -> web.StreamResponse:
         return await serve_logs(request, self._settings, self._pods)
 
     async def _exec(self, request: web.Request) -> web.StreamResponse:
         return await serve_exec(request, self._pods)
+
+    async def _attach(self, request: web.Request) -> web.StreamResponse:
+        return await serve_attach(request, self._pods)
+
+    async def _forward(self, request: web.Request) -> web.StreamResponse:
+        return await serve_forward(request, self._pods)

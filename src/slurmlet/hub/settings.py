@@ -12,6 +12,8 @@ from slurmlet.base.files import read_json
 from slurmlet.base.layout import ClusterFiles
 
 SERVER_NAME = "hub.slurmlet"
+# In kube-system; its name is in the hub's certificate (controlplane/pki.py).
+METRICS_SERVICE = "slurmlet-metrics"
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from slurmlet.hub.gathering import gather
 from slurmlet.hub.imaging import ImageProblem
 from slurmlet.hub.links import RunnerLink
 from slurmlet.hub.podstate import PodState
+from slurmlet.hub.refreshing import record_plan
 from slurmlet.hub.reporting import annotate
 from slurmlet.hub.tools import Tools
 from slurmlet.model import admission
@@ -23,6 +24,8 @@ from slurmlet.model.sources import MissingSource, Sources
 
 log = logging.getLogger(__name__)
 _RETRY_S = 2.0
+# How soon to look again for a config map, secret or claim that is not there; doubles up to the second.
+_SOON_S, _LATEST_S = 0.5, 8.0
 # A config map read longer ago than this is read again before the pod starts with it.
 _FRESH_S = 10.0
 
@@ -101,6 +104,8 @@ async def send_plan(tools: Tools, state: PodState, link: RunnerLink) -> float | 
     state.waiting = {}
     await link.tell("pod", pod=plan)
     link.has_pod = True
+    state.delivered = record_plan(state, link, plan, sources)
+    state.prepared = None
     log.info("pod %s: its runner has the plan", state.name)
     tools.pacer.started(state.pod)
     if state.place is not None:
@@ -120,6 +125,12 @@ def _refuse(tools: Tools, state: PodState, error: RefusedPod) -> None:
 
 
 def _wait_for_source(tools: Tools, state: PodState, missing: MissingSource) -> float:
-    tools.events.pod_event(state.pod, "Warning", "Failed", f"Error: {missing.message}")
-    state.waiting = {"": (missing.reason, missing.message)}
-    return _RETRY_S
+    """As a kubelet does: a volume that lacks something leaves the pod at ContainerCreating, with an event."""
+    if missing.volume:
+        tools.events.pod_event(state.pod, "Warning", "FailedMount", missing.event)
+        state.waiting = {}
+    else:
+        tools.events.pod_event(state.pod, "Warning", "Failed", f"Error: {missing.message}")
+        state.waiting = {"": (missing.reason, missing.message)}
+    state.missing_s = min(max(_SOON_S, 2 * state.missing_s), _LATEST_S)
+    return state.missing_s

@@ -76,7 +76,7 @@ class Submitter:
             if error.transient:
                 raise
             files.job.unlink(missing_ok=True)
-            raise RefusedPod(_plain(error), reason="SlurmRefused") from error
+            raise RefusedPod(_plain(error), reason="SlurmRefused", hint=_remedy(request)) from error
         await asyncio.to_thread(self._note, files, job_id)
         return job_id
 
@@ -88,7 +88,16 @@ class Submitter:
         write_json(files.job, {"job_id": job_id, "submitted_at": rfc3339()})
 
 
+def _remedy(request: JobRequest) -> str:
+    if request.asked_by:
+        return f"Correct the pod's annotation {' or '.join(request.asked_by)}, then create the pod again."
+    return "Ask for less, or for another partition (spec.nodeSelector), then create the pod again."
+
+
 def _plain(error: CommandError) -> str:
     """sbatch's own sentence without its decoration."""
-    lines = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in error.stderr.splitlines()]
+    lines = [
+        line.removeprefix("sbatch: ").removeprefix("error: ").removeprefix("fatal: ")
+        for line in error.stderr.splitlines()
+    ]
     return "; ".join(line for line in lines if line) or error.message

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,9 @@ from slurmlet.base.errors import SlurmletError
 Obj = dict[str, Any]
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
+# What to accept to get objects without their contents.
+METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 REQUEST_TIMEOUT_S = 30.0
 # The server ends a watch by itself after this; we allow some more before calling the connection dead.
 WATCH_S = 300
@@ -38,8 +41,16 @@ class ApiError(SlurmletError):
 class ApiClient:
     """One user of the API server, known by its client certificate."""
 
-    def __init__(self, server: str, ca: Path, certificate: Path, key: Path) -> None:
+    def __init__(
+        self,
+        server: str,
+        ca: Path,
+        certificate: Path,
+        key: Path,
+        on_answer: Callable[[str, int], None] = lambda _method, _status: None,
+    ) -> None:
         self._server = server
+        self._on_answer = on_answer
         self._ssl = ssl.create_default_context(cafile=str(ca))
         self._ssl.load_cert_chain(str(certificate), str(key))
         self._session: aiohttp.ClientSession | None = None
@@ -57,8 +68,8 @@ class ApiClient:
         assert self._session is not None
         await self._session.close()
 
-    async def get(self, path: str, **query: str) -> Obj:
-        return await self._request("GET", path, query=query)
+    async def get(self, path: str, *, accept: str = "", **query: str) -> Obj:
+        return await self._request("GET", path, query=query, accept=accept)
 
     async def create(self, path: str, obj: Mapping[str, Any]) -> Obj:
         return await self._request("POST", path, body=obj)
@@ -69,13 +80,14 @@ class ApiClient:
     async def delete(self, path: str, options: Mapping[str, Any]) -> Obj:
         return await self._request("DELETE", path, body=options)
 
-    async def watch(self, path: str, **query: str) -> AsyncIterator[Obj]:
+    async def watch(self, path: str, *, accept: str = "", **query: str) -> AsyncIterator[Obj]:
         """Watch events as they come; ends when the server ends the watch."""
         assert self._session is not None
         query = {**query, "watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": str(WATCH_S)}
         timeout = aiohttp.ClientTimeout(total=WATCH_S + 60, sock_connect=10)
         try:
-            async with self._session.get(path, params=query, timeout=timeout) as response:
+            headers = {"Accept": accept} if accept else {}
+            async with self._session.get(path, params=query, timeout=timeout, headers=headers) as response:
                 if response.status != 200:
                     raise await _error(response)
                 # Lines can be far longer than a StreamReader's limit, so they are cut here.
@@ -96,20 +108,34 @@ class ApiClient:
         query: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | None = None,
         content_type: str = "application/json",
+        accept: str = "",
     ) -> Obj:
         assert self._session is not None
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": content_type} if data is not None else {}
+        if accept:
+            headers["Accept"] = accept
         try:
             async with self._session.request(
-                method, path, params=query or None, data=data, headers=headers
+                method, checked_path(path), params=query or None, data=data, headers=headers
             ) as response:
+                self._on_answer(method, response.status)
                 if response.status >= 400:
                     raise await _error(response)
                 result: Obj = json.loads(await response.read())
                 return result
         except (aiohttp.ClientError, TimeoutError) as error:
             raise ApiError(0, f"{method} {path}: {str(error) or type(error).__name__}") from error
+
+
+def checked_path(path: str) -> str:
+    """The path, unless a name in it is none: `..` or a query would make the hub ask for what the pod may not have.
+
+    The API server leaves the names of secrets and config maps in a pod's spec unchecked; its own client refuses these.
+    """
+    if {".", "..", ""} & set(path.split("/")[1:]) or set(path) & set("?#%\\"):
+        raise ApiError(404, f"{path!r} names nothing in the API", "NotFound")
+    return path
 
 
 async def _error(response: aiohttp.ClientResponse) -> ApiError:

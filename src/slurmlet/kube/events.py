@@ -44,6 +44,15 @@ class EventRecorder:
             involved["fieldPath"] = f"spec.{_list_of(pod, container)}{{{container}}}"
         self._put(involved, metadata["namespace"], kind, reason, message)
 
+    def core_event(
+        self, object_kind: str, obj: Mapping[str, Any], kind: str, reason: str, message: str
+    ) -> None:
+        """About any object of the core API; one without a namespace is told of in "default"."""
+        metadata = obj["metadata"]
+        involved = {name: metadata[name] for name in ("namespace", "name", "uid") if name in metadata}
+        involved.update(kind=object_kind, apiVersion="v1")
+        self._put(involved, metadata.get("namespace", "default"), kind, reason, message)
+
     def node_event(self, name: str, kind: str, reason: str, message: str) -> None:
         involved = {"kind": "Node", "apiVersion": "v1", "name": name, "uid": name}
         self._put(involved, "default", kind, reason, message)

@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from slurmlet.kube.client import ApiClient, ApiError
+from slurmlet.kube.client import METADATA, METADATA_LIST, ApiClient, ApiError
 
 log = logging.getLogger(__name__)
 PAGE_SIZE = 500
@@ -25,6 +25,7 @@ class Reflector:
     """Keeps a copy of a collection and calls back with each object's newest version, or its last when it is gone.
 
     `on_change(object, gone)` must not block. A relist reports objects that vanished while nobody looked.
+    `metadata_only`: the server sends objects without contents, and of these only the identity is kept.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class Reflector:
         on_change: Callable[[Obj, bool], None],
         *,
         on_synced: Callable[[], None] | None = None,
+        metadata_only: bool = False,
         **query: str,
     ) -> None:
         self._client = client
@@ -41,6 +43,7 @@ class Reflector:
         self._query = query
         self._on_change = on_change
         self._on_synced = on_synced
+        self._metadata_only = metadata_only
         self._known: dict[str, Obj] = {}
         self._failures = 0
 
@@ -63,8 +66,9 @@ class Reflector:
         seen: dict[str, Obj] = {}
         query = {**self._query, "limit": str(PAGE_SIZE)}
         while True:
-            page = await self._client.get(self._path, **query)
-            seen.update({item["metadata"]["uid"]: item for item in page.get("items") or ()})
+            accept = METADATA_LIST if self._metadata_only else ""
+            page = await self._client.get(self._path, accept=accept, **query)
+            seen.update({item["metadata"]["uid"]: self._kept(item) for item in page.get("items") or ()})
             if not page["metadata"].get("continue"):
                 break
             query["continue"] = page["metadata"]["continue"]
@@ -85,7 +89,11 @@ class Reflector:
         """Follow from `version` on, through breaks of the connection, until the server no longer has what follows."""
         while True:
             try:
-                async for event in self._client.watch(self._path, resourceVersion=version, **self._query):
+                accept = METADATA if self._metadata_only else ""
+                events = self._client.watch(
+                    self._path, accept=accept, resourceVersion=version, **self._query
+                )
+                async for event in events:
                     item = event["object"]
                     if event["type"] == "ERROR":
                         # Whatever it is, it is about our place in the history: begin anew.
@@ -101,7 +109,16 @@ class Reflector:
                     raise
                 await self._pause(error)
 
+    def _kept(self, item: Obj) -> Obj:
+        """Annotations and managed fields of a big object can be as big as the object."""
+        if not self._metadata_only:
+            return item
+        metadata = item["metadata"]
+        names = ("uid", "namespace", "name", "resourceVersion")
+        return {"metadata": {name: metadata[name] for name in names if name in metadata}}
+
     def _take(self, item: Obj, gone: bool) -> None:
+        item = self._kept(item)
         uid = item["metadata"]["uid"]
         if gone:
             self._known.pop(uid, None)

@@ -29,10 +29,7 @@ def _problems(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for field in ("hostPID", "hostIPC"):
         if spec.get(field):
             yield f"spec.{field}", "a rootless pod has namespaces of its own"
-    for field in ("readinessGates", "setHostnameAsFQDN"):
-        if spec.get(field):
-            yield f"spec.{field}", "not supported yet"
-    for field in ("hostnameOverride", "setHostnameAsFQDN", "runtimeClassName"):
+    for field in ("readinessGates", "hostnameOverride", "setHostnameAsFQDN", "runtimeClassName"):
         if spec.get(field):
             yield f"spec.{field}", "not supported yet"
     if spec.get("resourceClaims"):

@@ -34,6 +34,7 @@ class JobRequest:
     options: tuple[str, ...]
     script: str
     notes: tuple[str, ...]  # annotations without effect, for an event
+    asked_by: tuple[str, ...] = ()  # annotations that gave options, should Slurm refuse them
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def job_request(pod: Mapping[str, Any], place: JobPlace) -> JobRequest:
         # Later words win in sbatch: what the annotations say overrides what we derived.
         *extra,
     ]
-    return JobRequest(tuple(options), _script(place), tuple(notes))
+    return JobRequest(tuple(options), _script(place), tuple(notes), tuple(sbatchoptions.used(annotations)))
 
 
 def _resource_options(spec: Mapping[str, Any]) -> list[str]:

@@ -15,6 +15,12 @@ KIND_LABEL = "slurmlet.io/kind"
 PARTITION_LABEL = "slurmlet.io/partition"
 # Not a limit: pods beyond what is free now queue in Slurm, which is the one to decide. Slurm refuses what never fits.
 _PLENTY = {"cpu": "1000000", "memory": "1Pi", "pods": "100000", "ephemeral-storage": "1Pi"}
+# The kubelet's nodeStatusMaxImages and MaxNamesPerImageInNodeStatus.
+_MOST_IMAGES = 50
+_NAMES_PER_IMAGE = 5
+# Reasons of a Ready condition that is False because Slurm takes no jobs there.
+PARTITION_DOWN, NO_USABLE_NODES = "PartitionDown", "NoUsableNodes"
+HELD_BY_SLURM = (PARTITION_DOWN, NO_USABLE_NODES)
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le"}
 
 
@@ -90,16 +96,16 @@ def taints(partition: Partition) -> list[dict[str, str]]:
 
 def ready(partition: Partition) -> tuple[bool, str, str]:
     """(ready, reason, message) of the Ready condition, in Slurm's words."""
+    why = "; ".join(partition.reasons)
     if not partition.up:
-        return False, "PartitionDown", f"Slurm partition {partition.name} is not up"
+        state = f" ({partition.state.upper()})" if partition.state else ""
+        return False, PARTITION_DOWN, f"Slurm partition {partition.name} is not up{state}"
     if partition.nodes_usable == 0:
         states = ", ".join(f"{count} {state}" for state, count in sorted(partition.node_states.items()))
-        return (
-            False,
-            "NoUsableNodes",
-            f"no node of Slurm partition {partition.name} can run jobs ({states or 'no nodes'})",
-        )
-    return True, "PartitionUp", f"{partition.nodes_usable} of {partition.nodes} Slurm nodes can run jobs"
+        message = f"no node of Slurm partition {partition.name} can run jobs ({states or 'no nodes'})"
+        return False, NO_USABLE_NODES, f"{message}: {why}" if why else message
+    message = f"{partition.nodes_usable} of {partition.nodes} Slurm nodes can run jobs"
+    return True, "PartitionUp", f"{message} (others: {why})" if why else message
 
 
 def node_object(partition: Partition, name: str) -> dict[str, Any]:
@@ -115,8 +121,30 @@ def node_object(partition: Partition, name: str) -> dict[str, Any]:
     }
 
 
+def image_list(images: Iterable[tuple[str, str, int]]) -> list[dict[str, Any]]:
+    """status.images of (name, name by digest, bytes): the largest first, cut off where a kubelet cuts it off."""
+    found: dict[str, tuple[list[str], int]] = {}
+    for name, by_digest, size_bytes in images:
+        names, _ = found.setdefault(by_digest.rpartition("@")[2], ([], size_bytes))
+        # Digests before tags, as the kubelet has them.
+        if "@" in by_digest and by_digest not in names:
+            names.insert(0, by_digest)
+        if name and name not in names:
+            names.append(name)
+    largest = sorted((one for one in found.values() if one[0]), key=lambda one: (-one[1], one[0]))
+    return [
+        {"names": names[:_NAMES_PER_IMAGE], "sizeBytes": size_bytes}
+        for names, size_bytes in largest[:_MOST_IMAGES]
+    ]
+
+
 def node_status(
-    partition: Partition, name: str, hub: HubFacts, now: str, old: Mapping[str, Any]
+    partition: Partition,
+    name: str,
+    hub: HubFacts,
+    now: str,
+    old: Mapping[str, Any],
+    images: list[dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
     capacity = {
         "cpu": str(partition.cpus),
@@ -134,6 +162,7 @@ def node_status(
             {"type": "Hostname", "address": name},
         ],
         "daemonEndpoints": {"kubeletEndpoint": {"Port": hub.kubelet_port}},
+        "images": images or [],
         # Exec and attach reach the hub as WebSockets: see docs/decisions/0011.
         "declaredFeatures": ["ExtendWebSocketsToKubelet"],
         "nodeInfo": {

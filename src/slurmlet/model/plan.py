@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from slurmlet.base.errors import RefusedPod
-from slurmlet.model import quantities
-from slurmlet.model.downward import Place, field_value, resource_value
+from slurmlet.model.downward import Place
 from slurmlet.model.environment import command_line, container_environment
-from slurmlet.model.sources import Sources, token_of
+from slurmlet.model.probes import hooks, probes
+from slurmlet.model.sources import Sources
+from slurmlet.model.volumes import mount_plans, volume_plan
 
 Obj = Mapping[str, Any]
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_DEFAULT_MODE = 0o644
 
 
 @dataclass(frozen=True)
@@ -56,20 +55,17 @@ def pod_plan(pod: Obj, setting: Setting) -> dict[str, Any]:
         ],
         "containers": [_container(pod, one, setting, hostname) for one in spec["containers"]],
         "volumes": {volume["name"]: _volume(pod, volume, setting) for volume in spec.get("volumes", ())},
+        "fs_group": (spec.get("securityContext") or {}).get("fsGroup"),
     }
 
 
 def check_sources(pod: Obj, sources: Sources) -> None:
-    """Raise MissingSource unless everything the pod draws on is there."""
+    """Raise MissingSource unless everything the pod draws on is there. Volumes first, as with a kubelet."""
     spec = pod["spec"]
+    for volume in spec.get("volumes", ()):
+        volume_plan(pod, volume, sources, Place(), {})
     for container in (*spec.get("initContainers", ()), *spec["containers"]):
         container_environment(pod, container, sources, Place(), {})
-    for volume in spec.get("volumes", ()):
-        parts = (volume.get("projected") or {}).get("sources") or (volume,)
-        for part in parts:
-            for kind, key in (("configmap", "configMap"), ("secret", "secret")):
-                if key in part:
-                    _keyed_files(kind, part[key], sources)
 
 
 def _container(pod: Obj, container: Obj, setting: Setting, hostname: str) -> dict[str, Any]:
@@ -89,15 +85,7 @@ def _container(pod: Obj, container: Obj, setting: Setting, hostname: str) -> dic
         "argv": argv,
         "env": [[name, value] for name, value in environment.items()],
         "cwd": container.get("workingDir") or image.config.get("WorkingDir") or "/",
-        "mounts": [
-            {
-                "volume": mount["name"],
-                "path": mount["mountPath"],
-                "read_only": bool(mount.get("readOnly")),
-                "sub_path": mount.get("subPath", ""),
-            }
-            for mount in container.get("volumeMounts", ())
-        ],
+        "mounts": list(mount_plans(container, given)),
         "tty": bool(container.get("tty")),
         "stdin": bool(container.get("stdin")),
         "stdin_once": bool(container.get("stdinOnce")),
@@ -107,6 +95,13 @@ def _container(pod: Obj, container: Obj, setting: Setting, hostname: str) -> dic
         or image.config.get("StopSignal")
         or "SIGTERM",
         "sidecar": container.get("restartPolicy") == "Always",
+        "restart_policy": container.get("restartPolicy") or "",
+        "restart_rules": [
+            {"operator": rule["exitCodes"]["operator"], "values": list(rule["exitCodes"].get("values") or ())}
+            for rule in container.get("restartPolicyRules") or ()
+        ],
+        "probes": probes(container),
+        **hooks(container),
         **_security(pod, container, image.config),
     }
 
@@ -132,7 +127,11 @@ def _security(pod: Obj, container: Obj, config: Obj) -> dict[str, Any]:
         "user": {
             "uid": uid,
             "gid": merged.get("runAsGroup"),
-            "groups": list(merged.get("supplementalGroups") or ()),
+            # The group that owns the pod's volumes is one of every container's.
+            "groups": [
+                *(merged.get("supplementalGroups") or ()),
+                *([merged["fsGroup"]] if merged.get("fsGroup") is not None else ()),
+            ],
             "name": image_user,
         },
         "read_only_root": bool(merged.get("readOnlyRootFilesystem")),
@@ -144,66 +143,5 @@ def _security(pod: Obj, container: Obj, config: Obj) -> dict[str, Any]:
 
 
 def _volume(pod: Obj, volume: Obj, setting: Setting) -> dict[str, Any]:
-    if "hostPath" in volume:
-        return {
-            "kind": "host",
-            "path": volume["hostPath"]["path"],
-            "type": volume["hostPath"].get("type", ""),
-        }
-    for kind in ("configMap", "secret", "downwardAPI", "projected"):
-        if kind in volume:
-            mode = int(volume[kind].get("defaultMode", _DEFAULT_MODE))
-            parts = volume[kind].get("sources") or () if kind == "projected" else ({kind: volume[kind]},)
-            return {"kind": "files", "files": _files(pod, parts, mode, setting), "default_mode": mode}
-    empty = volume.get("emptyDir") or {}
-    return {"kind": "empty", "medium": empty.get("medium", ""), "size_bytes": _size(empty.get("sizeLimit"))}
-
-
-def _size(limit: object) -> int | None:
-    return None if limit in (None, "0") else quantities.ceil(quantities.parse(limit))
-
-
-def _files(pod: Obj, parts: Sequence[Obj], mode: int, setting: Setting) -> dict[str, Any]:
-    files: dict[str, Any] = {}
-    for part in parts:
-        for path, data, own_mode in _part_files(pod, part, setting):
-            files[path] = {
-                "data": base64.b64encode(data).decode(),
-                "mode": mode if own_mode is None else int(own_mode),
-            }
-    return files
-
-
-def _part_files(pod: Obj, part: Obj, setting: Setting) -> list[tuple[str, bytes, int | None]]:
-    if "configMap" in part or "secret" in part:
-        kind = "configmap" if "configMap" in part else "secret"
-        source = part.get("configMap") or part.get("secret") or {}
-        return _keyed_files(kind, source, setting.sources)
-    if "serviceAccountToken" in part:
-        source = part["serviceAccountToken"]
-        return [(source["path"], setting.sources.tokens[token_of(source)].encode(), None)]
-    return [
-        (item["path"], _downward(pod, item, setting.place).encode(), item.get("mode"))
-        for item in part["downwardAPI"].get("items") or ()
-    ]
-
-
-def _keyed_files(kind: str, source: Obj, sources: Sources) -> list[tuple[str, bytes, int | None]]:
-    name, optional = source.get("secretName") or source.get("name", ""), bool(source.get("optional"))
-    contents = sources.contents(kind, name, optional)
-    if contents is None:
-        return []
-    if not source.get("items"):
-        return [(key, value, None) for key, value in contents.items()]
-    chosen = []
-    for item in source["items"]:
-        value = sources.value(kind, name, item["key"], optional)
-        if value is not None:
-            chosen.append((item["path"], value, item.get("mode")))
-    return chosen
-
-
-def _downward(pod: Obj, item: Obj, place: Place) -> str:
-    if "fieldRef" in item:
-        return field_value(pod, item["fieldRef"]["fieldPath"], place)
-    return resource_value(pod, item["resourceFieldRef"], None, place)
+    directories = {reference: image.directory for reference, image in setting.images.items()}
+    return volume_plan(pod, volume, setting.sources, setting.place, directories)

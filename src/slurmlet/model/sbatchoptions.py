@@ -62,6 +62,7 @@ _WITHOUT_EFFECT = {
     f"{_SLINKY}group-id": "jobs run as the user who owns the cluster",
     f"{_SLINKY}job-name": "the job's name tells the pod's name, namespace and cluster",
 }
+_SLINKY_KNOWN = {f"{_SLINKY}{name}" for name in (*_SLINKY_NAMED, "min-nodes", "max-nodes", "exclusive")}
 _KNOWN_OWN = {f"{PREFIX}{name}" for name in (*_NAMED, "exclusive", "sbatch")}
 
 
@@ -153,6 +154,11 @@ def _checked(key: str, value: str) -> str:
             hint="Write one line of printable text.",
         )
     return value
+
+
+def used(annotations: Mapping[str, str]) -> list[str]:
+    """Annotations that gave options."""
+    return sorted(key for key in annotations if key in _KNOWN_OWN or key in _LINES or key in _SLINKY_KNOWN)
 
 
 def unknown_annotations(annotations: Mapping[str, str], known: frozenset[str]) -> list[str]:

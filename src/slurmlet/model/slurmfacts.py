@@ -47,3 +47,5 @@ class Partition:
     features: frozenset[str] = frozenset()
     gres: frozenset[str] = frozenset()
     node_states: dict[str, int] = field(default_factory=dict)
+    state: str = ""  # of the partition, as Slurm writes it: up, down, drain, inact
+    reasons: tuple[str, ...] = ()  # why nodes are down or drained, in the words of whoever did it

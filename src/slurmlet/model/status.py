@@ -29,6 +29,7 @@ class Facts:
     # Why nothing runs yet, when it is the hub's doing: per image reference or for every container ("").
     waiting: Mapping[str, tuple[str, str]] | None = None
     refused: tuple[str, str] | None = None
+    failed: tuple[str, str] | None = None  # the hub gave the pod up, whatever else is known
     place: Place | None = None
     image_ids: Mapping[str, str] | None = None
 
@@ -197,6 +198,8 @@ def _phase(
         # A pod that its controller would recreate at once stays Pending, so that a bad manifest makes no flood of pods.
         retried = facts.pod["spec"].get("restartPolicy", "Always") == "Always"
         return ("Pending" if retried else "Failed", "" if retried else facts.refused[0], facts.refused[1])
+    if facts.failed:
+        return ("Failed", *facts.failed)
     fate = facts.fate
     over = fate is not None and fate.stage is Stage.ENDED
     if over and fate is not None and not (_done(facts) and fate.by_itself):
@@ -239,27 +242,16 @@ def _conditions(
     sidecars = {one["name"] for one in facts.pod["spec"].get("initContainers", ()) if _is_sidecar(one)}
     must_be_ready = [*(one for one in init if one["name"] in sidecars), *containers]
     unready = [one["name"] for one in must_be_ready if not one["ready"]]
-    why = (
-        ("PodCompleted", "")
-        if phase == "Succeeded"
-        else ("PodFailed", "")
-        if ended
-        else _unready_words(unready)
-    )
     ready = not unready and not ended
+    why = _unready_why(phase, unready)
     incomplete = [one["name"] for one in init if not _init_done(facts, one)]
-    init_why = (
-        ("PodCompleted", "")
-        if phase == "Succeeded"
-        else (
-            "ContainersNotInitialized",
-            f"containers with incomplete status: [{' '.join(incomplete)}]",
-        )
-    )
+    init_why = ("ContainersNotInitialized", f"containers with incomplete status: [{' '.join(incomplete)}]")
     sandbox = facts.report is not None and not ended
     return [
         _condition(facts, "PodReadyToStartContainers", sandbox, ("", "")),
-        _condition(facts, "Initialized", init_done or phase == "Succeeded", init_why),
+        _condition(facts, "Initialized", True, ("PodCompleted", ""))
+        if phase == "Succeeded"
+        else _condition(facts, "Initialized", init_done, ("", "") if init_done else init_why),
         _condition(facts, "Ready", ready, why),
         _condition(facts, "ContainersReady", ready, why),
         _condition(facts, "PodScheduled", True, ("", "")),
@@ -273,11 +265,17 @@ def _init_done(facts: Facts, status: Obj) -> bool:
     return (status["state"].get("terminated") or {}).get("exitCode") == 0
 
 
-def _unready_words(unready: list[str]) -> tuple[str, str]:
-    return "ContainersNotReady", f"containers with unready status: [{' '.join(unready)}]"
+def _unready_why(phase: str, unready: list[str]) -> tuple[str, str]:
+    if phase in ("Succeeded", "Failed"):
+        return ("PodCompleted" if phase == "Succeeded" else "PodFailed"), ""
+    return (
+        ("ContainersNotReady", f"containers with unready status: [{' '.join(unready)}]")
+        if unready
+        else ("", "")
+    )
 
 
-def _condition(facts: Facts, type_: str, true: bool, why_not: tuple[str, str]) -> dict[str, Any]:
+def _condition(facts: Facts, type_: str, true: bool, why: tuple[str, str]) -> dict[str, Any]:
     value = "True" if true else "False"
     old: Obj = next(
         (one for one in (facts.pod.get("status") or {}).get("conditions") or () if one["type"] == type_), {}
@@ -288,7 +286,7 @@ def _condition(facts: Facts, type_: str, true: bool, why_not: tuple[str, str]) -
         "status": value,
         "lastProbeTime": None,
         "lastTransitionTime": old["lastTransitionTime"] if unchanged else facts.now,
-        "reason": None if true else (why_not[0] or None),
-        "message": None if true else (why_not[1] or None),
+        "reason": why[0] or None,
+        "message": why[1] or None,
         "observedGeneration": facts.pod["metadata"].get("generation"),
     }

@@ -6,7 +6,7 @@ Resources and cgroups are left out on purpose: Slurm limits the job, and a user 
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from slurmlet.runner.sandbox import SINGLE, Mapping
 from slurmlet.runner.users import User
@@ -120,6 +120,8 @@ class Mount(NamedTuple):
     source: str
     path: str
     read_only: bool
+    # Further options of a bind mount, such as noexec.
+    options: Tuple[str, ...] = ()
 
 
 class Facts(NamedTuple):
@@ -238,7 +240,8 @@ def _mount(path: str, kind: str, source: str, options: List[str]) -> Dict[str, A
 
 
 def _bind(mount: Mount) -> Dict[str, Any]:
-    return _mount(mount.path, "bind", mount.source, ["rbind", "ro" if mount.read_only else "rw", "rprivate"])
+    options = ["rbind", "ro" if mount.read_only else "rw", "rprivate", *mount.options]
+    return _mount(mount.path, "bind", mount.source, options)
 
 
 def fake_privileges() -> Dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from typing import Any, Dict, List, NamedTuple, Protocol
 
 from slurmlet.runner.bundle import Mount
@@ -26,6 +27,10 @@ class Network(Protocol):
 
     def resolv_conf(self) -> str: ...
 
+    def socket(self, family: int) -> socket.socket:
+        """A new TCP socket in the pod's network: its loopback is the pod's."""
+        ...
+
 
 class HostNetwork:
     """The host's own network namespace: the pod's address is the node's."""
@@ -45,6 +50,9 @@ class HostNetwork:
                 return file.read()
         except OSError:
             return ""
+
+    def socket(self, family: int) -> socket.socket:
+        return socket.socket(family, socket.SOCK_STREAM)
 
 
 class PodContext(NamedTuple):

@@ -17,6 +17,7 @@ from slurmlet.runner.runtime import Start
 from slurmlet.runner.streams import Refused, Stream
 
 _READ_BYTES = 32 << 10
+_SIZE_WAIT_S = 0.1
 
 
 class ExecSession:
@@ -37,9 +38,29 @@ class ExecSession:
         argv = [str(word) for word in message["command"]]
         if not argv:
             raise Refused("the command is empty")
-        process = bundle.process(container.plan, container.facts, argv, self._tty)
+        self._process = bundle.process(container.plan, container.facts, argv, self._tty)
+        self._runtime, self._container = context.runtime, container
+        # The size of the client's terminal follows at once. Started with it, the program never sees another; set
+        # later, it could be lost: crun reads and sets the size once more while it starts the program.
+        self._awaiting_size = self._loop.later(_SIZE_WAIT_S, self._launch) if self._tty else None
+        if not self._tty:
+            self._launch()
+
+    def _launch(self) -> None:
+        self._awaiting_size = None
+        if self._gone:
+            return
+        if not self._container.running:
+            self._free()
+            self._stream.finish(
+                {"error": f"container {self._container.name} has ended", "reason": "Conflict"}
+            )
+            return
+        if self._size is not None:
+            rows, columns = struct.unpack("HH", self._size[:4])
+            self._process["consoleSize"] = {"height": rows, "width": columns}
         start = Start(self._stdio(), self._tty, self._started, self._exited)
-        context.runtime.execute(container.container_id, process, start)
+        self._runtime.execute(self._container.container_id, self._process, start)
 
     def _stdio(self) -> Any:
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
@@ -107,6 +128,9 @@ class ExecSession:
             rows, columns = (min(65535, max(0, int(size[name]))) for name in ("Height", "Width"))
             self._size = struct.pack("HHHH", rows, columns, 0, 0)
             self._resize()
+            if self._awaiting_size is not None:
+                self._awaiting_size.cancel()
+                self._launch()
 
     def more_credit(self) -> None:
         for output in list(self._outputs):

@@ -5,16 +5,22 @@ One file per run of a container, `<restart count>.log`, in the CRI format that k
     2026-01-02T03:04:05.123456789Z stdout F a whole line
     2026-01-02T03:04:05.123456789Z stderr P a piece of a line longer than 16 KiB, or one that never ended
 
-The reader answers exactly what a kubelet answers for each option of `kubectl logs`. Must never load a whole file.
+A file that has reached 10 MiB is renamed to `<restart count>.log.<time>` and a new one begun; five are kept, as with a
+kubelet. The reader answers what a kubelet answers for each option of `kubectl logs`, except that it reads on from one
+file into the next where a kubelet shows the newest alone. Must never load a whole file.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 MAX_LINE_BYTES = 16 << 10
+# The kubelet's containerLogMaxSize and containerLogMaxFiles.
+MAX_FILE_BYTES = 10 << 20
+MAX_FILES = 5
 _CHUNK_BYTES = 64 << 10
 STDOUT, STDERR = b"stdout", b"stderr"
 
@@ -56,6 +62,11 @@ def stamp(time_ns: int) -> str:
 
 def canonical_time(text: str) -> str:
     """Any RFC 3339 time in the file's spelling. Raises ValueError."""
+    return stamp(time_ns(text))
+
+
+def time_ns(text: str) -> int:
+    """An RFC 3339 time in nanoseconds since 1970. Raises ValueError."""
     import calendar
     import re
 
@@ -68,19 +79,27 @@ def canonical_time(text: str) -> str:
     if zone not in "Zz":
         shift = int(zone[1:3]) * 3600 + int(zone[4:6]) * 60
         seconds -= shift if zone[0] == "+" else -shift
-    return stamp(seconds * 1_000_000_000 + int((fraction or "0").ljust(9, "0")))
+    return seconds * 1_000_000_000 + int((fraction or "0").ljust(9, "0"))
 
 
 class LogWriter:
-    """Turns what a container writes into the file; one write call for each piece received."""
+    """Turns what a container writes into the file; one write call for each piece received.
+
+    Where nothing more can be written (a full quota), output is lost and the container goes on, as under a kubelet.
+    """
 
     def __init__(self, directory: str, restart_count: int, on_written: Callable[[], None]) -> None:
         os.makedirs(directory, mode=0o700, exist_ok=True)
         self.path = os.path.join(directory, f"{restart_count}.log")
-        flags = os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_CLOEXEC
-        self._fd = os.open(self.path, flags, 0o600)
+        self._fd = self._open()
+        self._size_bytes = os.fstat(self._fd).st_size
+        self._complained = False
         self._pending: Dict[bytes, bytes] = {STDOUT: b"", STDERR: b""}
         self._on_written = on_written
+        _forget_runs(directory, restart_count - 1)
+
+    def _open(self) -> int:
+        return os.open(self.path, os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_CLOEXEC, 0o600)
 
     def write(self, stream: bytes, received: bytes) -> None:
         lines = (self._pending[stream] + received).split(b"\n")
@@ -110,9 +129,33 @@ class LogWriter:
         if not out:
             return
         view = memoryview(out)
-        while view:
-            view = view[os.write(self._fd, view) :]
+        try:
+            while view:
+                view = view[os.write(self._fd, view) :]
+            self._size_bytes += len(out)
+            if self._size_bytes >= MAX_FILE_BYTES:
+                self._rotate()
+        except OSError as error:
+            if not self._complained:
+                print(f"log {self.path}: {error}; output is being lost", file=sys.stderr, flush=True)
+            self._complained = True
         self._on_written()
+
+    def _rotate(self) -> None:
+        """A new file under the same name. Only whole lines are written at a time, so none is torn apart."""
+        seconds, nanoseconds = divmod(time.time_ns(), 1_000_000_000)
+        moment = time.strftime("%Y%m%d-%H%M%S", time.gmtime(seconds))
+        aside = f"{self.path}.{moment}.{nanoseconds:09d}"
+        os.rename(self.path, aside)
+        try:
+            fresh = self._open()
+        except OSError:
+            os.rename(aside, self.path)
+            raise
+        os.close(self._fd)
+        self._fd, self._size_bytes = fresh, 0
+        for old in segments(self.path)[:-MAX_FILES]:
+            os.unlink(old)
 
 
 def runs(directory: str) -> List[int]:
@@ -121,7 +164,25 @@ def runs(directory: str) -> List[int]:
         names = os.listdir(directory)
     except FileNotFoundError:
         return []
-    return sorted(int(name[:-4]) for name in names if name.endswith(".log") and name[:-4].isdigit())
+    # With what was rotated away: a crash between two renames leaves nothing else.
+    found = {name.partition(".log")[0] for name in names if ".log" in name}
+    return sorted(int(number) for number in found if number.isdigit())
+
+
+def segments(path: str) -> List[str]:
+    """The files of one run's log, oldest first; `path` is the one being written."""
+    directory, name = os.path.split(path)
+    names = [each for each in os.listdir(directory) if each == name or each.startswith(name + ".")]
+    # The names of rotated files sort by time; the bare name is the newest.
+    return [os.path.join(directory, each) for each in sorted(names, key=lambda each: (each == name, each))]
+
+
+def _forget_runs(directory: str, oldest_kept: int) -> None:
+    """As a kubelet, which keeps one dead container beside the living one: `--previous` needs no more."""
+    for run in runs(directory):
+        if run < oldest_kept:
+            for path in segments(os.path.join(directory, f"{run}.log")):
+                os.unlink(path)
 
 
 def log_path(directory: str, *, previous: bool, restart_count: Optional[int] = None) -> str:
@@ -137,25 +198,26 @@ def log_path(directory: str, *, previous: bool, restart_count: Optional[int] = N
 
 
 class LogReader:
-    """Reads one log file from where the options say, in bounded steps; at the end of the file it can be asked again."""
+    """Reads the log of one run from where the options say, in bounded steps; at its end it can be asked again."""
 
     def __init__(self, path: str, options: LogOptions) -> None:
         self._options = options
         self._since = options.since().encode()
         self._left = options.limit_bytes
         self._stream = options.log_stream.lower().encode() if options.log_stream not in ("All", "") else b""
-        self._file = open(path, "rb")  # noqa: SIM115 - lives as long as the reader
+        self._path = path
         self._buffer = b""
         self._at_line_start = True
         self._ready = bytearray()
-        if options.tail_lines is not None:
-            self._file.seek(tail_offset(self._file, options.tail_lines))
+        self._file = self._first_file()
 
     def read(self, size: int) -> bytes:
         """At most `size` bytes of output; b"" when there is no more for now."""
         while not self._ready and not self.exhausted:
             chunk = self._file.read(_CHUNK_BYTES)
             if not chunk:
+                if self._go_on():
+                    continue
                 break
             lines = (self._buffer + chunk).split(b"\n")
             self._buffer = lines.pop()
@@ -172,6 +234,42 @@ class LogReader:
 
     def close(self) -> None:
         self._file.close()
+
+    def _first_file(self) -> Any:
+        """Where the tail begins, or the first file that can hold what is wanted."""
+        parts = segments(self._path) or [self._path]
+        missing = self._options.tail_lines
+        if missing is None:
+            return open(next((part for part in parts if self._may_hold(part)), parts[-1]), "rb")
+        for part in reversed(parts):
+            file = open(part, "rb")  # noqa: SIM115 - lives as long as the reader
+            offset, missing = tail_offset(file, missing)
+            if not missing or part == parts[0]:
+                file.seek(offset)
+                return file
+            file.close()
+        raise AssertionError("a log has at least one file")
+
+    def _may_hold(self, part: str) -> bool:
+        """Whether a file can have lines as young as asked for: those of a rotated one are older than its rotation."""
+        if not self._since or part == self._path:
+            return True
+        return os.stat(part).st_mtime_ns >= time_ns(self._since.decode())
+
+    def _go_on(self) -> bool:
+        """At the end of a file that was rotated away: on to the next one."""
+        if self._file.tell() < MAX_FILE_BYTES:
+            return False  # spares followers a look into the directory for each line
+        here = os.fstat(self._file.fileno())
+        parts = segments(self._path)
+        inodes = [os.stat(part).st_ino for part in parts]
+        # A follower that was slower than four rotations has lost what is gone.
+        place = inodes.index(here.st_ino) + 1 if here.st_ino in inodes else 0
+        if place >= len(parts):
+            return False
+        self._file.close()
+        self._file = open(parts[place], "rb")  # noqa: SIM115
+        return True
 
     def _take(self, line: bytes) -> None:
         parsed = parse_line(line)
@@ -200,11 +298,11 @@ def parse_line(line: bytes) -> Optional[Tuple[bytes, bytes, bool, bytes]]:
     return fields[0], fields[1], not fields[2].startswith(b"P"), fields[3] if len(fields) > 3 else b""
 
 
-def tail_offset(file: Any, lines: int) -> int:
-    """Where the last `lines` lines begin."""
+def tail_offset(file: Any, lines: int) -> Tuple[int, int]:
+    """Where the last `lines` lines begin, and how many of them the file is short of."""
     size: int = file.seek(0, os.SEEK_END)
     if lines <= 0:
-        return size
+        return size, 0
     # The newline that ends the last line does not begin another one.
     position, wanted = size, lines + 1
     while position > 0:
@@ -219,8 +317,8 @@ def tail_offset(file: Any, lines: int) -> int:
         found = len(chunk)
         for _ in range(wanted):
             found = chunk.rindex(b"\n", 0, found)
-        return position + found + 1
-    return 0
+        return position + found + 1, 0
+    return 0, wanted - 1
 
 
 def read_logs(directory: str, options: LogOptions, restart_count: Optional[int] = None) -> Iterator[bytes]:

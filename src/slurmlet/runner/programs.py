@@ -6,9 +6,9 @@ import os
 
 
 def find_program(name: str) -> str:
-    """The absolute path of a program on PATH, or of one where sites keep system tools; "" when there is none."""
+    """The absolute path of a program on PATH; "" when there is none."""
     places = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    for place in (*places, "/usr/bin", "/usr/sbin", "/usr/local/bin"):
+    for place in places:
         path = os.path.join(place, name)
         if os.path.isabs(path) and os.path.isfile(path) and os.access(path, os.X_OK):
             return path

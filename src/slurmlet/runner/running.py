@@ -7,9 +7,9 @@ import os
 import signal
 import socket
 import sys
-from typing import Any, Dict, Optional
+from typing import TYPE_CHECKING, Any, Dict, Optional
 
-from slurmlet.runner import VERSION, linux, reporting, wire
+from slurmlet.runner import VERSION, keeping, linux, reporting, wire
 from slurmlet.runner.children import Children
 from slurmlet.runner.claiming import PodDir
 from slurmlet.runner.context import HostNetwork, PodContext, write_etc
@@ -23,6 +23,9 @@ from slurmlet.runner.sandbox import Inside
 from slurmlet.runner.scratch import Scratch, choose_base
 from slurmlet.runner.streams import Session, Stream, Streams, find_container
 from slurmlet.runner.volumes import Volumes
+
+if TYPE_CHECKING:
+    from slurmlet.runner.usage import Usage
 
 # Slurm kills what is left KillWait (30 s unless configured) after SIGTERM; some of it is for the last report.
 SIGNALLED_GRACE_S = 25.0
@@ -45,6 +48,7 @@ class Runner:
         self._lifecycle: Optional[Lifecycle] = None
         self._context: Optional[PodContext] = None
         self._scratch: Optional[Scratch] = None
+        self._usage: Optional[Usage] = None
         self._address = "127.0.0.1"
         self._exit_code = 0
         self._loop.on_signal(signal.SIGTERM, self._signalled)
@@ -96,11 +100,17 @@ class Runner:
         if kind == "pod" and self._lifecycle is None:
             self._begin(message["pod"])
         elif kind == "stop":
+            if message.get("problem"):
+                self._reporter.problem(message["problem"]["reason"], message["problem"]["message"])
             self._stop(float(message.get("grace_s") or 0))
+        elif kind == "volumes" and self._context is not None:
+            keeping.refresh(self._context, message)
         elif kind == "ack":
             self._reporter.acked(int(message.get("seq") or 0))
         elif kind == "open":
             self._streams.open(message)
+        elif kind == "ask":
+            self._answer(message)
 
     # The pod.
 
@@ -112,7 +122,8 @@ class Runner:
             self._end_without_pod(1)
             return
         self._lifecycle = Lifecycle(self._context, self._done)
-        self._lifecycle.start()
+        keeping.begin(self._context, self._lifecycle)
+        self._sweep()
 
     def _make_context(self, plan: Dict[str, Any]) -> PodContext:
         with open("/proc/self/uid_map", encoding="ascii") as file:
@@ -133,9 +144,9 @@ class Runner:
         return PodContext(
             loop=self._loop,
             children=self._children,
-            runtime=OciRuntime(self._children, executable, scratch.private_dir("runtime")),
+            runtime=OciRuntime(self._children, executable, scratch.private_dir("rt"), self._inside.mapping),
             roots=Roots(self._children),
-            volumes=Volumes(plan, scratch),
+            volumes=Volumes(plan, scratch, self._inside.mapping),
             scratch=scratch,
             reporter=self._reporter,
             mapping=self._inside.mapping,
@@ -145,18 +156,50 @@ class Runner:
             pid_namespace=pid_namespace,
         )
 
+    def _sweep(self) -> None:
+        """What runners that were killed left on this node. After the pod's own start: nobody waits for it."""
+        from slurmlet.runner.unpacking import remove_trees
+
+        assert self._scratch is not None
+        left = self._scratch.abandoned()
+        if left:
+            self._children.call(lambda: remove_trees(left), lambda _value, _error: None)
+
     def _open_session(self, message: Dict[str, Any], stream: Stream) -> Session:
+        if message["what"] == "forward":
+            from slurmlet.runner.forwarding import forward
+
+            return forward(self._context, message, stream)
         container = find_container(self._lifecycle, str(message["container"]))
         assert self._context is not None
         if message["what"] == "exec":
             from slurmlet.runner.executing import ExecSession
 
             return ExecSession(self._context, container, message, stream)
+        if message["what"] == "attach":
+            from slurmlet.runner.attaching import AttachSession
+
+            return AttachSession(self._loop, container, message, stream)
         from slurmlet.runner.following import LogSession
         from slurmlet.runner.logfiles import LogOptions
 
         options = LogOptions.from_message(message)
         return LogSession(self._loop, container, options, stream, str(self._context.plan["name"]))
+
+    def _answer(self, message: Dict[str, Any]) -> None:
+        """What the pod uses, now; null before it has begun."""
+
+        def answer(usage: Optional[Dict[str, Any]]) -> None:
+            self._link.send(wire.control("answer", id=message["id"], usage=usage))
+
+        if self._context is None or self._lifecycle is None or message.get("what") != "usage":
+            answer(None)
+            return
+        if self._usage is None:
+            from slurmlet.runner.usage import Usage
+
+            self._usage = Usage(self._context, self._lifecycle)
+        self._usage.ask(bool(message.get("disk")), answer)
 
     # The end.
 

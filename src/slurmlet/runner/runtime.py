@@ -11,8 +11,10 @@ import os
 import socket
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Protocol, Tuple
 
+from slurmlet.runner import linux
 from slurmlet.runner.children import Children, OnExit
 from slurmlet.runner.programs import find_program
+from slurmlet.runner.sandbox import SINGLE, Mapping
 from slurmlet.runner.unpacking import remove_tree
 
 # (pid, pty master or -1, "") or (0, -1, what went wrong)
@@ -26,6 +28,12 @@ class Start(NamedTuple):
     tty: bool
     on_started: OnStarted
     on_exit: OnExit
+
+
+_RUNC_NEEDS_ROOT = (
+    "runc cannot run a container as a user other than root where you have a single uid; "
+    "ask for crun on the compute nodes, or for subordinate uids (/etc/subuid)"
+)
 
 
 class Runtime(Protocol):
@@ -51,17 +59,29 @@ def find_runtime(cluster_dir: str) -> str:
 
 
 class OciRuntime:
-    def __init__(self, children: Children, executable: str, state_dir: str) -> None:
+    def __init__(self, children: Children, executable: str, state_dir: str, mapping: Mapping) -> None:
         self._children = children
         self._executable = executable
         self._state_dir = state_dir
         self._count = 0
         self.name = "crun" if "crun" in os.path.basename(executable) else "runc"
         os.makedirs(os.path.join(state_dir, "root"), exist_ok=True)
+        if self.name == "crun":
+            _hide_hybrid_cgroups()
+        elif mapping.kind == SINGLE:
+            from slurmlet.runner.pretending import fake_for_all_children
+
+            fake_for_all_children()
 
     def run(self, container_id: str, config: Dict[str, Any], start: Start) -> None:
         bundle = os.path.join(self._state_dir, container_id)
         os.makedirs(bundle, exist_ok=True)
+        if self.name == "runc":
+            if "uidMappings" in config["linux"]:
+                start.on_started(0, -1, _RUNC_NEEDS_ROOT)
+                return
+            # Built without seccomp; the filter on ourselves does it (pretending.py).
+            config["linux"].pop("seccomp", None)
         _write_json(os.path.join(bundle, "config.json"), config)
         self._start(["run", "--detach", "--bundle", bundle], [container_id], start)
 
@@ -128,6 +148,13 @@ class OciRuntime:
         if pid:
             self._children.adopt(pid, start.on_exit)
         self._children.end_start()
+
+
+def _hide_hybrid_cgroups() -> None:
+    """crun refuses to start in the hybrid layout, even when told to leave cgroups alone."""
+    if os.path.isdir("/sys/fs/cgroup/unified"):
+        flags = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC | linux.MS_RDONLY
+        linux.mount("none", "/sys/fs/cgroup", "tmpfs", flags)
 
 
 class _Console:

@@ -82,6 +82,11 @@ def _wait_for(pid: int) -> int:
     return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
+def take_ids() -> Mapping:
+    """Enter namespaces in which the user's ids are ours to use, for good: for a process that removes their files."""
+    return _unshare_and_map()
+
+
 def _unshare_and_map() -> Mapping:
     uid, gid = os.geteuid(), os.getegid()
     ranges = subordinate_ranges(uid)
@@ -182,8 +187,4 @@ def parse_ranges(path: str, names: List[str]) -> List[Range]:
 def _own_mounts() -> None:
     # Slave and not private: what an automounter mounts on the host later must still appear here.
     linux.mount("none", "/", "", linux.MS_REC | linux.MS_SLAVE)
-    flags = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC
-    linux.mount("proc", "/proc", "proc", flags)
-    if os.path.isdir("/sys/fs/cgroup/unified"):
-        # crun refuses to start in the hybrid layout, even when told to leave cgroups alone.
-        linux.mount("none", "/sys/fs/cgroup", "tmpfs", flags | linux.MS_RDONLY)
+    linux.mount("proc", "/proc", "proc", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC)

@@ -1,4 +1,4 @@
-"""Streams over the link: exec sessions and logs, each with credit in both directions."""
+"""Streams over the link: exec, attach, forwarded ports and logs, each with credit in both directions."""
 
 from __future__ import annotations
 
@@ -31,6 +31,10 @@ class Stream:
     def data(self, channel: int, payload: bytes) -> None:
         self.credit -= len(payload)
         self._send(wire.data(self._number, channel, payload))
+
+    def end(self, channel: int) -> None:
+        """Nothing more comes on that channel; the stream goes on."""
+        self._send(wire.data(self._number, wire.END, bytes((channel,))))
 
     def grant(self, credit: int) -> None:
         self._send(wire.window(self._number, credit))

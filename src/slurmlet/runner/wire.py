@@ -17,11 +17,19 @@ runner → hub
     report   seq (int, rising), report: PodReport; always the whole report, so a lost one costs nothing
     event    kind Normal|Warning, reason, message, container (name or "")
     bye      seq, report: the last report; the runner leaves when the hub acks it (or after a few seconds)
+    answer   id, usage: null before the pod has begun, or {at (unix seconds), containers: {name: {started_at, cpu_s,
+             memory_bytes, rss_bytes, processes, rootfs, logs}} (those that run), volumes: {name: Space}} where rootfs,
+             logs and Space are null or {used_bytes, inodes_used, capacity_bytes, available_bytes, inodes, inodes_free}
 hub → runner
     pod      pod: PodPlan; the answer to a hello without a pod
-    stop     grace_s, reason: end the pod as the kubelet would
+    volumes  volumes: {name: Volume of kind "files"}; newer contents for a running pod (a file with keep: true stays)
+    stop     grace_s, reason: end the pod as the kubelet would; problem {reason, message} when that makes it Failed
     ack      seq: this report is written down
-    open     stream, what "exec"|"logs", and for exec: container, command [..], stdin, stdout, stderr, tty (bools);
+    ask      id, what "usage", disk (bool: file systems too); answered by "answer" with the same id
+    open     stream, what "exec"|"attach"|"forward"|"logs", and
+             for exec: container, command [..], stdin, stdout, stderr, tty (bools);
+             for attach: container, stdin, stdout, stderr, tty (bools);
+             for forward: port; STDIN goes to it, STDOUT comes from it, END closes either half, STATUS says why it failed;
              for logs: container, follow, previous, timestamps, since_s (float or null), since_time (RFC 3339 or null),
              tail_lines (int or null), limit_bytes (int or null), log_stream "All"|"Stdout"|"Stderr"
 """

@@ -13,7 +13,8 @@ from slurmlet.model.slurmfacts import EndedJob, Job, Partition
 
 # The comment comes last: it is the only field that may hold the separator.
 QUEUE_FORMAT = "%A|%T|%r|%N|%P|%k"
-PARTITION_FORMAT = "%P|%a|%l|%D|%c|%m|%T|%f|%G"
+# So does the reason why a node is down: somebody wrote it by hand.
+PARTITION_FORMAT = "%P|%a|%l|%D|%c|%m|%T|%f|%G|%E"
 SACCT_FIELDS = "JobIDRaw,State,ExitCode"
 
 # Node states in which a node may run jobs, now or once it is free.
@@ -89,8 +90,8 @@ def parse_partitions(text: str) -> list[Partition]:
     """Lines of sinfo, one per partition and kind of node, summed to one value per partition."""
     groups: dict[str, list[list[str]]] = {}
     for line in text.splitlines():
-        fields = line.split("|", 8)
-        if len(fields) == 9:
+        fields = line.split("|", 9)
+        if len(fields) >= 9:
             groups.setdefault(fields[0].rstrip("*"), []).append(fields)
     return [_partition(name, lines) for name, lines in groups.items()]
 
@@ -115,6 +116,10 @@ def _partition(name: str, lines: list[list[str]]) -> Partition:
         features=frozenset(_words(fields[7] for fields in lines)),
         gres=frozenset(_words(fields[8] for fields in lines)),
         node_states=states,
+        state=lines[0][1],
+        reasons=tuple(
+            sorted({fields[9] for fields in lines if len(fields) > 9 and fields[9] not in ("none", "")})
+        ),
     )
 
 

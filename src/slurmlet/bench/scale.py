@@ -1,0 +1,247 @@
+"""How many pods a second, beside raw sbatch in the same run, and what they cost the hub.
+
+Batches of both kinds take turns, so that a busy host or a slow slurmctld meets both alike. Each job writes an empty file
+on the shared file system as its first act and ends; a batch has started when all files are there, and is gone when
+neither Slurm nor the API server has anything of it. The hub is watched from outside, through /proc.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slurmlet.base.errors import SlurmletError, UserError
+from slurmlet.base.files import read_json
+from slurmlet.base.layout import ClusterFiles
+from slurmlet.base.processes import run
+from slurmlet.upstream.locating import find
+
+_PATIENCE_S = 600.0
+_LOOK_S = 0.05
+_SAMPLE_S = 0.25
+# As many sbatch at once as the hub runs (hub/settings.py): the comparison is about the way, not about the crowd.
+_SBATCH_AT_ONCE = 8
+_LABEL = "slurmlet.io/bench"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch: seconds from the first request until all were accepted, had started, were gone."""
+
+    count: int
+    accepted_s: float
+    started_s: float
+    gone_s: float
+
+    @property
+    def per_s(self) -> float:
+        return self.count / self.gone_s
+
+    def as_json(self) -> dict[str, Any]:
+        times = {
+            name: round(getattr(self, name), 3) for name in ("accepted_s", "started_s", "gone_s", "per_s")
+        }
+        return {"count": self.count, **times}
+
+
+@dataclass(frozen=True)
+class HubSample:
+    at_s: float  # since the beginning of the run
+    memory_bytes: int
+    cpu_s: float
+
+
+@dataclass(frozen=True)
+class Scale:
+    sbatch: list[Batch]
+    pods: list[Batch]
+    hub: list[HubSample] = field(default_factory=list)
+    idle_memory_bytes: int = 0
+    # With every pod of the largest batch known to the hub.
+    full_memory_bytes: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        rates = {name: _rate(batches) for name, batches in (("sbatch", self.sbatch), ("pods", self.pods))}
+        return {
+            "sbatch": {"per_s": round(rates["sbatch"], 2), "batches": [one.as_json() for one in self.sbatch]},
+            "pods": {"per_s": round(rates["pods"], 2), "batches": [one.as_json() for one in self.pods]},
+            "ratio": round(rates["pods"] / rates["sbatch"], 3),
+            "hub": {
+                "idle_memory_bytes": self.idle_memory_bytes,
+                "full_memory_bytes": self.full_memory_bytes,
+                "peak_memory_bytes": max((one.memory_bytes for one in self.hub), default=0),
+                "cpu_s": round(self.hub[-1].cpu_s - self.hub[0].cpu_s, 2) if self.hub else 0.0,
+                "samples": [[round(one.at_s, 2), one.memory_bytes, round(one.cpu_s, 2)] for one in self.hub],
+            },
+        }
+
+
+def _rate(batches: list[Batch]) -> float:
+    return sum(one.count for one in batches) / sum(one.gone_s for one in batches)
+
+
+def hub_usage(pid: int, proc: Path = Path("/proc")) -> tuple[int, float]:
+    """(resident bytes, CPU seconds) of a process and nothing of its children. Raises OSError."""
+    fields = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    resident = int((proc / str(pid) / "statm").read_text().split()[1])
+    cpu_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return resident * os.sysconf("SC_PAGE_SIZE"), cpu_s
+
+
+class HubWatch:
+    """Samples the hub in a thread of its own while the context lasts."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._stop = threading.Event()
+        self._began_s = time.monotonic()
+        self.samples: list[HubSample] = []
+        self._thread = threading.Thread(target=self._run, name="hub watch", daemon=True)
+
+    def __enter__(self) -> HubWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                self.samples.append(HubSample(time.monotonic() - self._began_s, *hub_usage(self._pid)))
+            if self._stop.wait(_SAMPLE_S):
+                return
+
+
+class ScaleBench:
+    """Needs a running cluster of this user on this host, and an image with a shell."""
+
+    def __init__(self, cluster: str, image: str) -> None:
+        kubectl = find("kubectl")
+        self._files = ClusterFiles.named(cluster)
+        if kubectl is None or not self._files.kubeconfig.exists():
+            raise UserError(f"cluster {cluster!r} is not there", hint=f"Run: slurmlet up -c {cluster}")
+        self._kubectl = [str(kubectl), "--kubeconfig", str(self._files.kubeconfig)]
+        self._image = image
+        self._run_id = f"bench-{os.getpid()}"
+
+    def measure(self, pods: int, batch: int, on_batch: Callable[[Batch, Batch], None]) -> Scale:
+        pid = self._hub_pid()
+        counts = [min(batch, pods - start) for start in range(0, pods, batch)]
+        sbatch: list[Batch] = []
+        of_pods: list[Batch] = []
+        full_bytes = 0
+        with self._workspace() as directory, HubWatch(pid) as watch:
+            self._pods(directory, "warm", 1)
+            idle_bytes, _ = hub_usage(pid)
+            for number, count in enumerate(counts):
+                sbatch.append(self._sbatch(directory, f"raw-{number}", count))
+                made, memory_bytes = self._pods(directory, f"pods-{number}", count)
+                of_pods.append(made)
+                full_bytes = max(full_bytes, memory_bytes)
+                on_batch(sbatch[-1], made)
+        return Scale(sbatch, of_pods, watch.samples, idle_bytes, full_bytes)
+
+    def _hub_pid(self) -> int:
+        told = read_json(self._files.hub)
+        pid = int(told["pid"]) if isinstance(told, dict) and told.get("pid") else 0
+        if not pid or not Path(f"/proc/{pid}").is_dir():
+            raise UserError(
+                "the hub does not run on this host",
+                hint=f"Run this on {(told or {}).get('host', 'its host')}.",
+            )
+        return pid
+
+    @contextlib.contextmanager
+    def _workspace(self) -> Iterator[Path]:
+        # In the home directory: all hosts must see it.
+        with tempfile.TemporaryDirectory(prefix=".slurmlet-bench-", dir=Path.home()) as name:
+            try:
+                yield Path(name)
+            finally:
+                run(
+                    [*self._kubectl, "delete", "pods", "-l", f"{_LABEL}={self._run_id}", "--wait=false"],
+                    check=False,
+                )
+
+    def _sbatch(self, directory: Path, name: str, count: int) -> Batch:
+        marks = _marks(directory, name, count)
+        argv = ["sbatch", "--parsable", "--output=/dev/null", "--ntasks=1", "--mem=32M"]
+
+        def submit(mark: Path) -> str:
+            done = run(argv, stdin=f"#!/bin/sh\n: > {shlex.quote(str(mark))}\n")
+            return done.stdout.strip().partition(";")[0]
+
+        began_s = time.monotonic()
+        with ThreadPoolExecutor(_SBATCH_AT_ONCE) as crowd:
+            jobs = list(crowd.map(submit, marks))
+        accepted_s = time.monotonic() - began_s
+        started_s = _wait(lambda: all(mark.exists() for mark in marks), "started") - began_s
+        listing = ["squeue", "--noheader", "--jobs", ",".join(jobs), "-o", "%A"]
+        gone_s = _wait(lambda: not run(listing, check=False).stdout.strip(), "ended") - began_s
+        return Batch(count, accepted_s, started_s, gone_s)
+
+    def _pods(self, directory: Path, name: str, count: int) -> tuple[Batch, int]:
+        """The batch, and the hub's memory when all its pods were known and had started."""
+        marks = _marks(directory, name, count)
+        items = [self._manifest(directory, mark.name) for mark in marks]
+        manifest = json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
+        chosen = ["-l", f"{_LABEL}={self._run_id}"]
+        began_s = time.monotonic()
+        run([*self._kubectl, "create", "-f", "-"], stdin=manifest, timeout_s=_PATIENCE_S)
+        accepted_s = time.monotonic() - began_s
+        started_s = _wait(lambda: all(mark.exists() for mark in marks), "started") - began_s
+        memory_bytes, _ = hub_usage(self._hub_pid())
+        run([*self._kubectl, "delete", "pods", *chosen, "--wait=true"], timeout_s=_PATIENCE_S)
+        gone_s = time.monotonic() - began_s
+        return Batch(count, accepted_s, started_s, gone_s), memory_bytes
+
+    def _manifest(self, directory: Path, mark: str) -> dict[str, Any]:
+        container = {
+            "name": "main",
+            "image": self._image,
+            "imagePullPolicy": "IfNotPresent",
+            "command": ["sh", "-c", ': > "/bench/$MARK"'],
+            "env": [{"name": "MARK", "value": mark}],
+            "resources": {"requests": {"cpu": "1", "memory": "32Mi"}},
+            "volumeMounts": [{"name": "bench", "mountPath": "/bench"}],
+        }
+        return {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": f"{self._run_id}-{mark}", "labels": {_LABEL: self._run_id}},
+            "spec": {
+                "restartPolicy": "Never",
+                "automountServiceAccountToken": False,
+                "containers": [container],
+                "volumes": [{"name": "bench", "hostPath": {"path": str(directory)}}],
+            },
+        }
+
+
+def _marks(directory: Path, name: str, count: int) -> list[Path]:
+    return [directory / f"{name}-{number}" for number in range(count)]
+
+
+def _wait(done: Callable[[], bool], what: str) -> float:
+    """The moment (monotonic) it was done."""
+    deadline_s = time.monotonic() + _PATIENCE_S
+    while not done():
+        if time.monotonic() > deadline_s:
+            raise SlurmletError(
+                f"not all have {what} within {_PATIENCE_S:g} s",
+                hint="Look at: squeue, slurmlet kubectl get pods",
+            )
+        time.sleep(_LOOK_S)
+    return time.monotonic()

@@ -1,0 +1,46 @@
+"""A running pod's volumes kept in order: newer contents from the hub, limits watched."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Dict
+
+from slurmlet.runner.context import PodContext
+from slurmlet.runner.lifecycle import Lifecycle
+from slurmlet.runner.volumes import MountFailed, has_limit
+
+
+def begin(context: PodContext, lifecycle: Lifecycle) -> None:
+    """Start the pod as soon as its image volumes are there."""
+
+    def prepared(error: str) -> None:
+        if error:
+            context.reporter.event("Warning", "FailedMount", f"Unable to mount image volumes: {error}")
+            context.reporter.problem("FailedMount", f"an image volume could not be unpacked: {error}")
+            lifecycle.stop(0)
+            return
+        lifecycle.start()
+        if any(has_limit(plan) for plan in (context.plan.get("volumes") or {}).values()):
+            _watch_limits(context, lifecycle)
+
+    context.volumes.prepare(context.children, prepared)
+
+
+def refresh(context: PodContext, message: Dict[str, Any]) -> None:
+    """The hub's `volumes` message. A volume that cannot be written keeps what it has, as with a kubelet."""
+    try:
+        context.volumes.refresh(message.get("volumes") or {})
+    except MountFailed as error:
+        print(f"refresh: {error}", file=sys.stderr, flush=True)
+        context.reporter.event("Warning", error.event, str(error))
+
+
+def _watch_limits(context: PodContext, lifecycle: Lifecycle) -> None:
+    from slurmlet.runner import evicting
+
+    def evict(message: str) -> None:
+        context.reporter.event("Warning", evicting.REASON, message)
+        context.reporter.problem(evicting.REASON, message)
+        lifecycle.stop(evicting.GRACE_S)
+
+    evicting.UsageWatch(context.loop, context.children, context.volumes.limited, evict).start()

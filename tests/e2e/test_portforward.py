@@ -1,0 +1,119 @@
+"""`kubectl port-forward` in both protocols: many connections, every byte, half-closed ones, ports that do not answer."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import eventually, pod
+from tests.e2e.streaming import SPDY, WEBSOCKET, Forward, Speaking, fresh_namespace
+
+pytestmark = pytest.mark.e2e
+
+LARGE_BYTES = 10 << 20
+# Pods share the network of their host, and others try tests on the same hosts.
+PORT = random.randrange(20000, 30000, 10)
+HTTP, ECHO, DIGEST, SOURCE, RUDE, CLOSED = range(PORT, PORT + 6)
+SERVER = f"""
+mkdir -p /www && echo hello from the pod >/www/index.html && printf '#!/bin/sh\\ncat /large\\n' >/source && chmod +x /source
+head -c {LARGE_BYTES} /dev/urandom >/large && sha256sum /large >/www/large.sum
+httpd -p {HTTP} -h /www
+nc -ll -p {DIGEST} -e sha256sum &
+nc -ll -p {SOURCE} -e /source &
+nc -ll -p {RUDE} -e true &
+exec nc -ll -p {ECHO} -e cat
+"""
+
+
+@pytest.fixture(scope="module")
+def served(testbed: Any, cluster: str) -> Iterator[str]:
+    """A namespace with the pod `server`."""
+    with fresh_namespace(testbed) as namespace:
+        kubectl = Speaking(testbed, namespace, WEBSOCKET)
+        kubectl.apply(pod("server", SERVER))
+        kubectl("wait", "--for=condition=Ready", "pod/server", "--timeout=60s")
+        sockets = ("exec", "server", "--", "cat", "/proc/net/tcp", "/proc/net/tcp6")
+        eventually(lambda: f":{ECHO:04X} " in kubectl(*sockets).stdout)
+        yield namespace
+
+
+@pytest.fixture(scope="module", params=[WEBSOCKET, SPDY])
+def kubectl_(request: pytest.FixtureRequest, testbed: Any, served: str) -> Speaking:
+    return Speaking(testbed, served, request.param)
+
+
+@pytest.fixture
+def forward(kubectl_: Speaking) -> Iterator[Forward]:
+    running = Forward(kubectl_, "server", HTTP, ECHO, DIGEST, SOURCE, RUDE, CLOSED)
+    yield running
+    running.stop()
+
+
+def test_requests_to_several_ports_of_one_forward(kubectl_: Speaking, forward: Forward) -> None:
+    for _ in range(3):
+        asked = ["curl", "-sS", "-m", "10", f"http://127.0.0.1:{forward.local[HTTP]}/index.html"]
+        assert kubectl_.testbed.run(asked).stdout == "hello from the pod\n"
+    [[sent, digest, heard, echoed]] = forward.talk(1000, ECHO)
+    assert (sent, digest) == (heard, echoed)
+
+
+def test_large_transfers_byte_for_byte(kubectl_: Speaking, forward: Forward) -> None:
+    [[_, digest, heard, echoed]] = forward.talk(LARGE_BYTES, ECHO)
+    assert (heard, echoed) == (LARGE_BYTES, digest)
+    [[_, _, heard, got]] = forward.talk(0, SOURCE)
+    expected = kubectl_("exec", "server", "--", "cat", "/www/large.sum").stdout.split()[0]
+    assert (heard, got) == (LARGE_BYTES, expected)
+
+
+def test_a_half_closed_connection_still_gets_its_answer(forward: Forward) -> None:
+    """sha256sum speaks only after the end of its input."""
+    [[_, digest, heard, answer]] = forward.talk(300_000, DIGEST)
+    line = f"{digest}  -\n".encode()
+    assert (heard, answer) == (len(line), hashlib.sha256(line).hexdigest())
+
+
+def test_twenty_connections_at_once(forward: Forward) -> None:
+    talked = forward.talk(400_000, *[ECHO] * 20, how="meet")
+    assert [(sent, digest) == (heard, echoed) for sent, digest, heard, echoed in talked] == [True] * 20
+    assert len({digest for _, digest, _, _ in talked}) == 20
+
+
+def test_a_server_that_cuts_connections_off_ends_only_those(forward: Forward) -> None:
+    for _ in range(3):
+        forward.talk(200_000, RUDE)
+    [[sent, digest, heard, echoed]] = forward.talk(1000, ECHO)
+    assert (sent, digest) == (heard, echoed)
+    assert forward.process.poll() is None
+
+
+def test_a_port_where_nobody_listens(forward: Forward) -> None:
+    [talked] = forward.talk(0, CLOSED, how="listen")
+    assert talked == "ConnectionResetError" or talked[2] == 0
+    said = forward.errors()
+    assert f"error forwarding port {CLOSED} to pod server" in said, said
+    assert f"127.0.0.1:{CLOSED}: connect: connection refused" in said, said
+
+
+@pytest.mark.parametrize("grace_s", [2, 0], ids=["interrupted", "killed"])
+def test_a_client_that_leaves_takes_its_connections_along(kubectl_: Speaking, grace_s: float) -> None:
+    def in_the_pod() -> int:
+        return kubectl_("exec", "server", "--", "ps", "-o", "args").stdout.splitlines().count("cat")
+
+    eventually(lambda: in_the_pod() == 0)
+    running = Forward(kubectl_, "server", ECHO)
+    holder = (
+        "import socket, time; held = [socket.create_connection(('127.0.0.1', int(__import__('sys').argv[1]))) "
+        "for _ in range(3)]; time.sleep(60)"
+    )
+    client = kubectl_.testbed.popen(["python3", "-c", holder, str(running.local[ECHO])])
+    try:
+        eventually(lambda: in_the_pod() == 3, 15)
+        running.stop(grace_s)
+        eventually(lambda: in_the_pod() == 0, 15)
+    finally:
+        kubectl_.testbed.stop(client, grace_s=0)
+        running.stop(0)

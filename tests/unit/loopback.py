@@ -1,0 +1,120 @@
+"""What tests of the hub's rooms share: throw-away keys, a scripted API server over real TLS on loopback, waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from slurmlet.controlplane import pki
+from slurmlet.controlplane.pki import Leaf
+from slurmlet.kube.client import ApiClient
+
+Obj = dict[str, Any]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def make_keys(directory: Path) -> Path:
+    """The authorities and leaves that a hub needs, all good for 127.0.0.1."""
+    here = {"dns": ("localhost", "hub.slurmlet"), "addresses": ("127.0.0.1",)}
+    pki.ensure(
+        directory,
+        [
+            Leaf("apiserver", "ca", "kube-apiserver", server=True, **here),
+            Leaf("hub", "ca", "slurmlet:hub", client=True),
+            Leaf("hub-server", "hub-ca", "hub.slurmlet", server=True, **here),
+            Leaf("kubelet-client", "hub-ca", "slurmlet:kubelet-client", client=True),
+        ],
+    )
+    return directory
+
+
+async def until(true: Callable[[], Any], timeout_s: float = 1.5) -> None:
+    """Wait for something another task does; a test that waits in vain fails."""
+    async with asyncio.timeout(timeout_s):
+        while not true():
+            await asyncio.sleep(0.002)
+
+
+@dataclass
+class Api:
+    """A scripted API server: (method, path or "*") → answers, used up one by one; the last one stays."""
+
+    client: ApiClient
+    requests: list[tuple[str, str, dict[str, str], Any]] = field(default_factory=list)
+    routes: dict[tuple[str, str], list[Obj | int | Handler]] = field(default_factory=dict)
+
+    def on(self, method: str, path: str, *answers: Obj | int | Handler) -> None:
+        self.routes[method, path] = list(answers)
+
+    def seen(self, method: str, path: str) -> list[tuple[dict[str, str], Any]]:
+        return [(query, body) for how, where, query, body in self.requests if (how, where) == (method, path)]
+
+    async def serve(self, request: web.Request) -> web.StreamResponse:
+        text = await request.text()
+        self.requests.append(
+            (request.method, request.path, dict(request.query), json.loads(text) if text else None)
+        )
+        answers = self.routes.get((request.method, request.path)) or self.routes.get(
+            (request.method, "*"), [404]
+        )
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(answer, int):
+            status = {
+                "kind": "Status",
+                "message": f"answer {answer}",
+                "reason": f"Reason{answer}",
+                "code": answer,
+            }
+            return web.json_response(status, status=answer)
+        return web.json_response(answer) if isinstance(answer, dict) else await answer(request)
+
+
+def watching(*events: Obj | bytes, then: str = "end") -> Handler:
+    """A watch that tells `events`, then ends, hangs, or breaks the connection off."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for event in events:
+            await response.write(event if isinstance(event, bytes) else json.dumps(event).encode() + b"\n")
+        if then == "break":
+            assert request.transport is not None
+            request.transport.abort()
+        elif then == "hang":
+            await asyncio.sleep(60)
+        return response
+
+    return handler
+
+
+@asynccontextmanager
+async def api_server(keys: Path) -> AsyncIterator[Api]:
+    """The server, and a client of it that proves itself by certificate."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(keys / "ca.crt"))
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_cert_chain(str(keys / "apiserver.crt"), str(keys / "apiserver.key"))
+    app = web.Application()
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+    api: Api
+
+    async def serve(request: web.Request) -> web.StreamResponse:
+        return await api.serve(request)
+
+    app.router.add_route("*", "/{path:.*}", serve)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
+    url = f"https://127.0.0.1:{runner.addresses[0][1]}"
+    async with ApiClient(url, keys / "ca.crt", keys / "hub.crt", keys / "hub.key") as client:
+        api = Api(client)
+        try:
+            yield api
+        finally:
+            await runner.cleanup()
