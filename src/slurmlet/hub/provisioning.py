@@ -35,6 +35,7 @@ _RETRY_S = 15.0
 _REMOVE_TIMEOUT_S = 3600.0
 # Several changes in a row make one pass.
 _SETTLE_S = 0.02
+_CONFLICTS = 10
 
 
 class Provisioner:
@@ -198,15 +199,27 @@ class Provisioner:
         try:
             if not volume["metadata"].get("deletionTimestamp"):
                 await self._client.delete(path, {"preconditions": {"uid": volume["metadata"]["uid"]}})
-            rest = claims.other_finalizers(volume)
-            if rest is not None:
-                version = (await self._client.get(path))["metadata"]["resourceVersion"]
-                change = {"metadata": {"finalizers": rest or None, "resourceVersion": version}}
-                await self._client.patch(path, change)
+            await self._take_finalizer_off(path)
         except ApiError as error:
             if error.status != 404:
                 raise
         log.info("volume %s: gone", name)
+
+    async def _take_finalizer_off(self, path: str) -> None:
+        """Others take theirs off at the same moment: only a list that nobody changed meanwhile may be replaced."""
+        for _ in range(_CONFLICTS):
+            now = await self._client.get(path)
+            rest = claims.other_finalizers(now)
+            if rest is None:
+                return
+            change = {"finalizers": rest or None, "resourceVersion": now["metadata"]["resourceVersion"]}
+            try:
+                await self._client.patch(path, {"metadata": change})
+                return
+            except ApiError as error:
+                if error.status != 409:
+                    raise
+        raise SlurmletError(f"{path}: changed under our hands")
 
     async def _remove(self, volume: Obj) -> None:
         directory = self._directory(volume["metadata"]["name"])

@@ -114,4 +114,4 @@ def _without_rivals(derived: list[str], extra: list[str]) -> list[str]:
 
 def _script(place: JobPlace) -> str:
     """Paths of ours only, quoted; nothing from the manifest."""
-    return f"#!/bin/sh\nexec python3 {shlex.quote(str(place.runner))} {shlex.quote(str(place.pod_dir))}\n"
+    return f"#!/bin/sh\nexec python3 -I {shlex.quote(str(place.runner))} {shlex.quote(str(place.pod_dir))}\n"

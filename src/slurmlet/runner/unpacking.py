@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
-from typing import IO, TYPE_CHECKING, Callable, Dict, List, Tuple
+from typing import IO, TYPE_CHECKING, Callable, Dict, List, Set, Tuple
 
 from slurmlet.runner.sandbox import SUBUID, Mapping
 
@@ -75,27 +75,27 @@ def _read(path: str) -> str:
 
 
 def remove_tree(path: str) -> None:
-    """Also where directories lack permissions; we own all of it."""
+    """Also where directories lack permissions; we own all of it. What refuses is left, and nothing is raised."""
+    import shutil
 
-    def open_up(function: Callable[[str], object], name: str, _info: object) -> None:
-        parent = os.path.dirname(name)
+    opened: Set[str] = set()
+
+    def open_up(function: Callable[..., object], name: str, _info: object) -> None:
         try:
-            os.chmod(parent, 0o700)
-            if not os.path.islink(name):
+            os.chmod(os.path.dirname(name), 0o700)
+            if os.path.islink(name):
+                os.unlink(name)
+            elif os.path.isdir(name) and name not in opened:
+                opened.add(name)
                 os.chmod(name, 0o700)
-            function(name)
+                shutil.rmtree(name, onerror=open_up)
+            elif function is os.unlink:
+                os.unlink(name)
         except OSError:
             pass
 
     if os.path.lexists(path):
-        import shutil
-
         shutil.rmtree(path, onerror=open_up)
-
-
-def remove_trees(paths: List[str]) -> None:
-    for path in paths:
-        remove_tree(path)
 
 
 def unpack(archive: str, root: str, mapping: Mapping) -> None:
