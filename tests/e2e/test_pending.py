@@ -66,8 +66,11 @@ def test_a_pod_waits_for_its_config_map_without_a_job(kubectl: Kubectl) -> None:
         pod("volume", "cat /late/word", container={"volumeMounts": mounts}, volumes=volumes),
         pod("key", "echo $KEY", container={"env": reference}),
     )
-    for name, words in (("volume", 'configmap "late" not found'), ("key", 'secret "later" not found')):
-        eventually(partial(waits, kubectl, name, "CreateContainerConfigError", words), 15)
+    # As with a kubelet: the environment stops a container, a volume stops the pod before it has any.
+    eventually(partial(waits, kubectl, "key", "CreateContainerConfigError", 'secret "later" not found'), 15)
+    failed = 'MountVolume.SetUp failed for volume "late" : configmap "late" not found'
+    eventually(partial(kubectl.told, "volume", "FailedMount", failed), 15)
+    assert kubectl.waiting("volume")[0] == "ContainerCreating"
     assert not [line for line in jobs_of(kubectl.testbed) if kubectl.namespace in line]
     kubectl.apply(config_map("late", word="came"), secret("later", other="x"))
     assert said(kubectl, "volume") == "came"
