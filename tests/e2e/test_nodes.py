@@ -126,7 +126,7 @@ def test_drain_evicts_what_a_disruption_budget_allows(kubectl: Kubectl, own: str
     kubectl.wait_phase("plain", "Running")
     job_id = kubectl.job_id("plain")
     eventually(lambda: kubectl.get("pdb", "one")["status"].get("currentHealthy") == 1, 15)
-    drain = ("drain", own, "--force", "--ignore-daemonsets", f"--pod-selector=app!=other")
+    drain = ("drain", own, "--force", "--ignore-daemonsets", "--pod-selector=app!=other")
     try:
         first = kubectl(*drain, "--timeout=6s", check=False)
         assert first.code == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -26,6 +27,34 @@ nc -ll -p {DIGEST} -e sha256sum &
 nc -ll -p {SOURCE} -e /source &
 nc -ll -p {RUDE} -e true &
 exec nc -ll -p {ECHO} -e cat
+"""
+
+# A client library's way, without SPDY: a WebSocket for two ports, each with a channel for bytes and one for its error.
+LIBRARY = """
+import asyncio, hashlib, json, os, ssl, sys
+import aiohttp
+from pathlib import Path
+
+async def main(root, path, size, protocol):
+    cluster = json.loads(Path(root, "cluster.json").read_text())
+    context = ssl.create_default_context(cafile=f"{root}/pki/ca.crt")
+    context.load_cert_chain(f"{root}/pki/admin.crt", f"{root}/pki/admin.key")
+    url = f"https://{cluster['api_address']}:{cluster['api_port']}{path}"
+    heard, data = {}, os.urandom(size)
+    async with aiohttp.ClientSession() as session:
+        async with session.ws_connect(url, ssl=context, protocols=(protocol,)) as socket:
+            async def send():
+                for at in range(0, size, 100_000):
+                    await socket.send_bytes(bytes((0,)) + data[at : at + 100_000])
+            sending = asyncio.create_task(send())
+            while len(heard.get(0, b"")) < size + 2 or b"refused" not in heard.get(3, b""):
+                message = await socket.receive_bytes()
+                heard[message[0]] = heard.get(message[0], b"") + message[1:]
+            await sending
+    print(json.dumps({channel: [text[:2].hex(), text[2:] == data, text[2:].decode(errors="replace")[:500]]
+                      for channel, text in heard.items()}))
+
+asyncio.run(asyncio.wait_for(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]), 30))
 """
 
 
@@ -117,3 +146,13 @@ def test_a_client_that_leaves_takes_its_connections_along(kubectl_: Speaking, gr
     finally:
         kubectl_.testbed.stop(client, grace_s=0)
         running.stop(0)
+
+
+def test_client_libraries_that_use_channels(testbed: Any, served: str, cluster: str) -> None:
+    path = f"/api/v1/namespaces/{served}/pods/server/portforward?ports={ECHO}&ports={CLOSED}"
+    argv = ["/opt/slurmlet/venv/bin/python", "-c", LIBRARY, f"/home/user1/.slurmlet/{cluster}", path]
+    heard = json.loads(testbed.run([*argv, str(3 << 20), "v4.channel.k8s.io"], timeout_s=40).stdout)
+    echo, closed = (port.to_bytes(2, "little").hex() for port in (ECHO, CLOSED))
+    assert [heard[channel][0] for channel in ("0", "1", "2", "3")] == [echo, echo, closed, closed]
+    assert heard["0"][1]
+    assert f"error forwarding port {CLOSED} to pod server" in heard["3"][2]

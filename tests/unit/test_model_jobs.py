@@ -54,6 +54,7 @@ def test_the_whole_call_for_a_plain_pod() -> None:
     )
     assert request.script == (
         "#!/bin/sh\n"
+        f"unset SLURM_JWT\n"
         f"exec python3 -I /home/user1/.slurmlet/default/runner.pyz /home/user1/.slurmlet/default/pods/{UID}\n"
     )
     assert request.notes == ()

@@ -7,6 +7,7 @@ godebug default=go1.26
 tool (
 	k8s.io/kubernetes/test/e2e
 	k8s.io/kubernetes/test/images/agnhost
+	k8s.io/kubernetes/test/images/nonewprivs
 )
 
 replace (

@@ -155,6 +155,8 @@ def controller_manager(files: ClusterFiles, config: ClusterConfig, binaries: Pat
         f"--service-cluster-ip-range={config.service_range}",
         f"--cluster-name={config.name}",
         # The hub holds every node's lease; it may be away for a restart without any pod being evicted.
+        # A drained partition's jobs go on running: Slurm ends jobs, a node's condition does not.
+        "--controllers=*,-taint-eviction-controller",
         "--node-monitor-period=5s",
         "--node-monitor-grace-period=2m",
         "--terminated-pod-gc-threshold=1000",

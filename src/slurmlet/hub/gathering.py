@@ -10,7 +10,16 @@ from typing import Any
 from slurmlet.images.credentials import auths_from_secrets
 from slurmlet.kube.client import ApiClient, ApiError
 from slurmlet.model.claims import claim_name
-from slurmlet.model.sources import Needs, Sources, Token, config_map_data, needs, secret_data, volume_needs
+from slurmlet.model.sources import (
+    MissingSource,
+    Needs,
+    Sources,
+    Token,
+    config_map_data,
+    needs,
+    secret_data,
+    volume_needs,
+)
 
 Obj = Mapping[str, Any]
 # Objects read already, by path; None where there is none. Shared by whoever reads for many pods at once.
@@ -119,5 +128,10 @@ async def _token(client: ApiClient, pod: Obj, token: Token) -> str:
         },
     }
     path = f"/api/v1/namespaces/{metadata['namespace']}/serviceaccounts/{account}/token"
-    answer = await client.create(path, request)
+    try:
+        answer = await client.create(path, request)
+    except ApiError as error:
+        if error.status == 404:
+            raise MissingSource(f'serviceaccount "{account}" not found') from error
+        raise
     return str(answer["status"]["token"])

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -20,6 +21,7 @@ from slurmlet.runner import wire
 
 log = logging.getLogger(__name__)
 HELLO_TIMEOUT_S = 20.0
+KEEPALIVE_S = 10
 _CHUNK_BYTES = 64 << 10
 _CREDITED = (wire.STDIN, wire.STDOUT, wire.STDERR)
 
@@ -195,6 +197,7 @@ class LinkServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         link = None
         try:
+            _notice_dead_peers(writer)
             uid = _pod_of(writer)
             link = await asyncio.wait_for(self._greet(uid, reader, writer), HELLO_TIMEOUT_S)
             await self._on_link(link)
@@ -234,6 +237,19 @@ class LinkServer:
                 await self._on_message(link, message)
         else:
             link.route(frame)
+
+
+def _notice_dead_peers(writer: asyncio.StreamWriter) -> None:
+    """A host that lost power says nothing: without this its link would look alive for ever."""
+    connection = writer.get_extra_info("socket")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_KEEPIDLE, KEEPALIVE_S),
+        (socket.TCP_KEEPINTVL, KEEPALIVE_S),
+        (socket.TCP_KEEPCNT, 3),
+        (socket.TCP_USER_TIMEOUT, 4 * KEEPALIVE_S * 1000),
+    ):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _pod_of(writer: asyncio.StreamWriter) -> PodUid:

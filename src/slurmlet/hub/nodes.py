@@ -54,7 +54,6 @@ class NodeKeeper:
         self._written: dict[str, tuple[Partition, list[Obj], float]] = {}
         self._objects: dict[str, Obj] = {}
         self._leases: set[str] = set()
-        self._fresh = False
         self._vanished = asyncio.Event()
         self._reflector = Reflector(client, _NODES, self._changed, labelSelector=_OURS)
 
@@ -95,12 +94,14 @@ class NodeKeeper:
                 if self._vanished.is_set():
                     self._vanished.clear()
                     await self._keep_all()
+                # The lease says that this hub lives, not that slurmctld answers: pods go on running without it.
+                await asyncio.gather(*(self._renew(name) for name in self._partitions))
                 if clock() >= next_look_s:
+                    first = not self._partitions
                     await self._look()
                     next_look_s = clock() + self._settings.partition_poll_s
-                # Without news from Slurm the leases run out, and the nodes become NotReady: that is the truth.
-                if self._fresh:
-                    await asyncio.gather(*(self._renew(name) for name in self._partitions))
+                    if first:
+                        continue
                 wait_s = self._settings.lease_renew_s
             except (SlurmletError, ApiError) as error:
                 log.warning("nodes: %s", error.message)
@@ -114,9 +115,7 @@ class NodeKeeper:
             pass
 
     async def _look(self) -> None:
-        self._fresh = False
         listed = await asyncio.to_thread(self._slurm.partitions)
-        self._fresh = True
         chosen = self._settings.partitions
         mine = [one for one in listed if chosen is None or one.name in chosen]
         names = nodes.node_names(one.name for one in mine)

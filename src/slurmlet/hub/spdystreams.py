@@ -240,13 +240,13 @@ class SpdySession:
         """Encoded and written in one step: compressed headers make sense only in the order they were made."""
         if self._over:
             raise StreamReset
+        if isinstance(frame, spdy.Data):
+            self._window_bytes -= len(frame.data)
         async with self._writing:
             try:
                 await self._transport.write(self._encoder.encode(frame))
             except ConnectionError:
                 raise StreamReset from None
-        if isinstance(frame, spdy.Data):
-            self._window_bytes -= len(frame.data)
 
     async def _send_quietly(self, frame: spdy.Frame) -> None:
         with contextlib.suppress(StreamReset):

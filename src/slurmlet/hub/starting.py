@@ -9,6 +9,7 @@ import logging
 import time
 
 from slurmlet.base.errors import RefusedPod
+from slurmlet.base.processes import CommandError
 from slurmlet.hub.gathering import gather
 from slurmlet.hub.imaging import ImageProblem
 from slurmlet.hub.links import RunnerLink
@@ -19,7 +20,7 @@ from slurmlet.hub.tools import Tools
 from slurmlet.model import admission
 from slurmlet.model.downward import Place
 from slurmlet.model.jobs import HOST_ANNOTATION, JOB_ID_ANNOTATION
-from slurmlet.model.plan import PlannedImage, Setting, check_sources, pod_plan
+from slurmlet.model.plan import PlannedImage, Setting, check_containers, check_sources, pod_plan
 from slurmlet.model.sources import MissingSource, Sources
 
 log = logging.getLogger(__name__)
@@ -46,13 +47,17 @@ async def start(tools: Tools, state: PodState) -> float | None:
         admission.check(state.pod)
         request = tools.submitter.request(state.pod, partition.name)
         # A pod that waits for a config map or secret waits before it has a job, not inside one.
-        check_sources(state.pod, await gather(tools.client, state.pod, with_tokens=False))
+        sources = await gather(tools.client, state.pod, with_tokens=False)
+        check_sources(state.pod, sources)
         state.images = await tools.images.ensure(state.pod, state.backoff)
+        check_containers(state.pod, _setting(tools, state, sources))
         state.waiting = {}
         if state.deleting or state.gone:
             return 0
-        state.mark = tools.watch.mark
         state.job_id = await tools.submitter.submit(state.uid, request)
+        state.mark = tools.watch.mark
+    except CommandError as error:
+        return _wait_for_slurm(tools, state, error)
     except RefusedPod as error:
         _refuse(tools, state, error)
         return None
@@ -75,23 +80,11 @@ async def start(tools: Tools, state: PodState) -> float | None:
 
 async def send_plan(tools: Tools, state: PodState, link: RunnerLink) -> float | None:
     """Give the runner its pod; seconds to wait when something it needs is missing."""
-    settings = tools.settings
     try:
         sources = await _sources(tools, state)
         if not state.images:
             state.images = await tools.images.stored(state.pod)
-        images = {
-            name: PlannedImage(image.repo_digest, str(image.directory), image.config.get("config") or {})
-            for name, image in state.images.items()
-        }
-        # Until pods have a network of their own, the API server's address is where the Service would lead.
-        services = {
-            "KUBERNETES_SERVICE_HOST": settings.api_address,
-            "KUBERNETES_SERVICE_PORT": str(settings.api_port),
-            "KUBERNETES_SERVICE_PORT_HTTPS": str(settings.api_port),
-        }
-        setting = Setting(settings.cluster, images, sources, state.place or Place(), services)
-        plan = pod_plan(state.pod, setting)
+        plan = pod_plan(state.pod, _setting(tools, state, sources))
     except MissingSource as missing:
         return _wait_for_source(tools, state, missing)
     except ImageProblem as problem:
@@ -113,6 +106,22 @@ async def send_plan(tools: Tools, state: PodState, link: RunnerLink) -> float | 
     return None
 
 
+def _setting(tools: Tools, state: PodState, sources: Sources) -> Setting:
+    """What the plan is made from, as far as it is known now."""
+    settings = tools.settings
+    images = {
+        name: PlannedImage(image.repo_digest, str(image.directory), image.config.get("config") or {})
+        for name, image in state.images.items()
+    }
+    # Until pods have a network of their own, the API server's address is where the Service would lead.
+    services = {
+        "KUBERNETES_SERVICE_HOST": settings.api_address,
+        "KUBERNETES_SERVICE_PORT": str(settings.api_port),
+        "KUBERNETES_SERVICE_PORT_HTTPS": str(settings.api_port),
+    }
+    return Setting(settings.cluster, images, sources, state.place or Place(), services)
+
+
 async def _sources(tools: Tools, state: PodState) -> Sources:
     if state.prepared is not None and time.monotonic() - state.prepared[0] < _FRESH_S:
         return state.prepared[1]
@@ -122,6 +131,14 @@ async def _sources(tools: Tools, state: PodState) -> Sources:
 def _refuse(tools: Tools, state: PodState, error: RefusedPod) -> None:
     state.refused = (error.reason, error.message)
     tools.events.pod_event(state.pod, "Warning", error.reason, f"{error.message}. {error.hint}".strip())
+
+
+def _wait_for_slurm(tools: Tools, state: PodState, error: CommandError) -> float:
+    """slurmctld is away or says "not now": the pod waits and says so; nothing is lost."""
+    tools.events.pod_event(state.pod, "Warning", "SubmissionFailed", f"{error.message}; trying again")
+    state.waiting = {"": ("SlurmUnavailable", error.message)}
+    state.missing_s = min(max(_SOON_S, 2 * state.missing_s), _LATEST_S)
+    return state.missing_s
 
 
 def _wait_for_source(tools: Tools, state: PodState, missing: MissingSource) -> float:

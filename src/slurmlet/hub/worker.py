@@ -21,6 +21,7 @@ from slurmlet.hub.podstate import PodState
 from slurmlet.hub.reporting import write_status
 from slurmlet.hub.tools import Tools
 from slurmlet.kube.client import ApiError
+from slurmlet.model import jobstates
 from slurmlet.model.downward import Place
 from slurmlet.model.ids import JobId
 
@@ -69,8 +70,9 @@ class PodWorker:
         )
         if hello.get("report"):
             state.report = hello["report"]
-        if hello.get("job_id") and state.job_id is None:
-            state.job_id = JobId(str(hello["job_id"]))
+        if hello.get("job_id") and state.job_id != hello["job_id"]:
+            # Should the pod ever have two jobs, this is the one that holds the claim.
+            state.job_id, state.fate = JobId(str(hello["job_id"])), None
         state.stop_sent_grace_s = None
         log.info("pod %s: runner of job %s dialled in from %s", state.name, state.job_id, state.place.host)
         self._linked.set()
@@ -96,8 +98,10 @@ class PodWorker:
             self._wake.set()
 
     def nudge(self) -> None:
-        """Slurm was looked at."""
-        if self.state.needs_slurm or self.state.gone:
+        """Slurm was looked at. A job that is over outweighs a link that still seems to live."""
+        job = self._tools.watch.job(self.state.uid)
+        ended = job is not None and jobstates.is_over(job.state) and not self.state.job_over
+        if self.state.needs_slurm or self.state.gone or ended:
             self._wake.set()
 
     async def linked(self, timeout_s: float) -> RunnerLink | None:

@@ -114,4 +114,6 @@ def _without_rivals(derived: list[str], extra: list[str]) -> list[str]:
 
 def _script(place: JobPlace) -> str:
     """Paths of ours only, quoted; nothing from the manifest."""
-    return f"#!/bin/sh\nexec python3 -I {shlex.quote(str(place.runner))} {shlex.quote(str(place.pod_dir))}\n"
+    # A site that signs in with a token hands it to sbatch; the pod has no business with it.
+    argv = shlex.join(["python3", "-I", str(place.runner), str(place.pod_dir)])
+    return f"#!/bin/sh\nunset SLURM_JWT\nexec {argv}\n"

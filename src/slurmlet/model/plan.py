@@ -68,6 +68,12 @@ def check_sources(pod: Obj, sources: Sources) -> None:
         container_environment(pod, container, sources, Place(), {})
 
 
+def check_containers(pod: Obj, setting: Setting) -> None:
+    """Raise RefusedPod for what only the image tells: no command, root where that is forbidden."""
+    for container in (*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]):
+        _container(pod, container, setting, "")
+
+
 def _container(pod: Obj, container: Obj, setting: Setting, hostname: str) -> dict[str, Any]:
     image = setting.images[container["image"]]
     given = container_environment(pod, container, setting.sources, setting.place, setting.services)

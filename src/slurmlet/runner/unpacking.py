@@ -98,6 +98,11 @@ def remove_tree(path: str) -> None:
         shutil.rmtree(path, onerror=open_up)
 
 
+def remove_trees(paths: List[str]) -> None:
+    for path in paths:
+        remove_tree(path)
+
+
 def unpack(archive: str, root: str, mapping: Mapping) -> None:
     import tarfile
 
