@@ -96,7 +96,8 @@ class ApiClient:
                     *lines, rest = (rest + chunk).split(b"\n")
                     for line in lines:
                         if line:
-                            yield json.loads(line)
+                            event: Obj = json.loads(line)
+                            yield {**event, "object": _lean(event["object"])}
         except (aiohttp.ClientError, TimeoutError) as error:
             raise ApiError(0, f"watch of {path} broke: {str(error) or type(error).__name__}") from error
 
@@ -122,10 +123,16 @@ class ApiClient:
                 self._on_answer(method, response.status)
                 if response.status >= 400:
                     raise await _error(response)
-                result: Obj = json.loads(await response.read())
-                return result
+                return _lean(json.loads(await response.read()))
         except (aiohttp.ClientError, TimeoutError) as error:
             raise ApiError(0, f"{method} {path}: {str(error) or type(error).__name__}") from error
+
+
+def _lean(obj: Obj) -> Obj:
+    """Without managedFields: half of a pod's size, of use to nobody here."""
+    for one in (obj, *(obj.get("items") or ())):
+        one.get("metadata", {}).pop("managedFields", None)
+    return obj
 
 
 def checked_path(path: str) -> str:

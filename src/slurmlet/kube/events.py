@@ -14,7 +14,8 @@ from slurmlet.base.clock import rfc3339
 from slurmlet.kube.client import ApiClient, ApiError
 
 log = logging.getLogger(__name__)
-_QUEUE_LIMIT = 5000
+_QUEUE_LIMIT = 2000
+_WRITERS = 4
 _REMEMBERED = 5000
 _SAME_WITHIN_S = 600.0
 
@@ -25,7 +26,10 @@ class EventRecorder:
     def __init__(self, client: ApiClient, host: str) -> None:
         self._client = client
         self._host = host
-        self._queue: asyncio.Queue[tuple[Obj, tuple[str, ...]]] = asyncio.Queue(_QUEUE_LIMIT)
+        # Several writers keep up with a burst of pods; all about one object goes through one, so order stays.
+        self._queues: list[asyncio.Queue[tuple[Obj, tuple[str, ...]]]] = [
+            asyncio.Queue(_QUEUE_LIMIT) for _ in range(_WRITERS)
+        ]
         # key → (name, count, when): an LRU, so that memory stays bounded
         self._seen: OrderedDict[tuple[str, ...], tuple[str, int, float]] = OrderedDict()
 
@@ -76,15 +80,20 @@ class EventRecorder:
             "count": 1,
         }
         try:
-            self._queue.put_nowait(
+            self._queues[hash(involved["uid"]) % _WRITERS].put_nowait(
                 (event, (involved["uid"], kind, reason, message, involved.get("fieldPath", "")))
             )
         except asyncio.QueueFull:
             log.warning("event dropped, too many at once: %s %s", reason, message)
 
     async def run(self) -> None:
+        async with asyncio.TaskGroup() as writers:
+            for queue in self._queues:
+                writers.create_task(self._write_all(queue), name="event writer")
+
+    async def _write_all(self, queue: asyncio.Queue[tuple[Obj, tuple[str, ...]]]) -> None:
         while True:
-            event, key = await self._queue.get()
+            event, key = await queue.get()
             try:
                 await self._write(event, key)
             except ApiError as error:

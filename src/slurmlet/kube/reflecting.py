@@ -90,9 +90,7 @@ class Reflector:
         while True:
             try:
                 accept = METADATA if self._metadata_only else ""
-                events = self._client.watch(
-                    self._path, accept=accept, resourceVersion=version, **self._query
-                )
+                events = self._client.watch(self._path, accept=accept, resourceVersion=version, **self._query)
                 async for event in events:
                     item = event["object"]
                     if event["type"] == "ERROR":
