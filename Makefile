@@ -11,10 +11,10 @@ BIN := $(VENV)/bin
 # Present when this very checkout's environment holds what the lock asks for; a warm `make setup` looks no further.
 STAMP := $(VENV)/.holds-$(shell { cat requirements-dev.lock pyproject.toml; echo '$(CURDIR)'; } | sha256sum | cut -c1-16)
 
-.PHONY: help setup demo test unit e2e lint format lock wheel clean packages
+.PHONY: help setup demo test unit e2e conformance lint format lock wheel clean packages
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 
 setup: $(STAMP) ## Make .venv/bin/slurmlet and the upstream binaries (first time: minutes; then a second)
 	@$(BIN)/slurmlet upstream > /dev/null
@@ -31,6 +31,10 @@ e2e: setup ## Tests on the testbed only (make e2e T="-k logs" picks some)
 	@trap '$(BIN)/slurmlet testbed down' EXIT; \
 	$(BIN)/slurmlet testbed up; \
 	$(BIN)/pytest tests/e2e $(T)
+
+conformance: setup ## Upstream's conformance specs on the testbed, which stays up (FOCUS=… picks, ARGS=--list shows)
+	@$(BIN)/slurmlet testbed up
+	@$(BIN)/python -m slurmlet.testbed.conformance $(if $(FOCUS),--focus '$(FOCUS)') $(ARGS)
 
 lint: $(STAMP) ## Style, types, the layer rule, and that the runner still parses on Python 3.9
 	@$(BIN)/ruff check --quiet .

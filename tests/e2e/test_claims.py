@@ -35,7 +35,9 @@ def using(name: str, command: str, claim_name: str, **more: Any) -> dict[str, An
         name,
         command,
         container={"volumeMounts": [{"name": "data", "mountPath": "/data", **more.pop("mount", {})}]},
-        volumes=[{"name": "data", "persistentVolumeClaim": {"claimName": claim_name, **more.pop("source", {})}}],
+        volumes=[
+            {"name": "data", "persistentVolumeClaim": {"claimName": claim_name, **more.pop("source", {})}}
+        ],
         **more,
     )
 
@@ -88,7 +90,9 @@ def test_a_claim_becomes_a_private_directory_and_goes_with_it(testbed: Testbed, 
     assert {"Provisioning", "ProvisioningSucceeded"} <= reasons
 
     # What a container leaves behind must not keep the directory, whatever its permissions.
-    kubectl.apply(using("writer", "mkdir -p /data/a/b; touch /data/a/b/c; chmod 0 /data/a/b; chmod 0 /data/a", "data"))
+    kubectl.apply(
+        using("writer", "mkdir -p /data/a/b; touch /data/a/b/c; chmod 0 /data/a/b; chmod 0 /data/a", "data")
+    )
     kubectl.wait_phase("writer", "Succeeded")
     kubectl("delete", "pod", "writer")
     kubectl("delete", "pvc", "data")
@@ -149,7 +153,10 @@ def test_what_a_directory_cannot_be_is_refused_with_a_reason(kubectl: Kubectl) -
     kubectl.apply(claim("block", volumeMode="Block"), claim("picky", selector={"matchLabels": {"a": "b"}}))
     for name, words in (("block", "spec.volumeMode Block"), ("picky", "spec.selector")):
         failures = eventually(
-            lambda name=name: [text for reason, text in kubectl.events(name) if reason == "ProvisioningFailed"], 20
+            lambda name=name: [
+                text for reason, text in kubectl.events(name) if reason == "ProvisioningFailed"
+            ],
+            20,
         )
         assert words in failures[0]
 
@@ -173,7 +180,9 @@ def test_one_pod_only(kubectl: Kubectl) -> None:
     kubectl.apply(claim("alone", "1Gi", "ReadWriteOncePod"), using("holder", "sleep 3600", "alone"))
     kubectl.wait_phase("holder", "Running")
     kubectl.apply(using("second", "echo mine", "alone"))
-    told = eventually(lambda: [text for reason, text in kubectl.events("second") if reason == "FailedScheduling"], 20)
+    told = eventually(
+        lambda: [text for reason, text in kubectl.events("second") if reason == "FailedScheduling"], 20
+    )
     assert "ReadWriteOncePod" in told[0]
     kubectl("delete", "pod", "holder")
     kubectl.wait_phase("second", "Succeeded")
@@ -229,7 +238,9 @@ def test_a_pod_waits_for_its_claim_before_it_has_a_job(kubectl: Kubectl) -> None
     node = kubectl.get("nodes")["items"][0]["metadata"]["name"]
     # Bound by hand: the scheduler would have waited itself.
     kubectl.apply(using("early", "echo ok", "coming", nodeName=node))
-    told = eventually(lambda: [text for reason, text in kubectl.events("early") if reason == "FailedMount"], 20)
+    told = eventually(
+        lambda: [text for reason, text in kubectl.events("early") if reason == "FailedMount"], 20
+    )
     assert 'persistentvolumeclaims "coming" not found' in told[0]
     early = kubectl.pod("early")
     assert "slurmlet.io/job-id" not in early["metadata"].get("annotations", {})

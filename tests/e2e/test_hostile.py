@@ -119,7 +119,6 @@ def refused_annotations(marker: str) -> list[tuple[str, str]]:
         ("slurmlet.io/constraint", f"`{touch}`"),
         ("slurmlet.io/time", f"1; {touch}"),
         ("slurmlet.io/time", ""),
-        ("slurmlet.io/qos", "--wrap=id"),
         ("slurmlet.io/gres", "gpu:1 --wrap=id"),
         ("slurmlet.io/ntasks", "1 --wrap=id"),
         ("slurmlet.io/exclusive", f"$({touch})"),
@@ -150,6 +149,22 @@ def test_annotations_reach_sbatch_as_data_or_not_at_all(kubectl: Kubectl, here: 
     assert not set(uids.values()) & set(here.jobs()), "a refused pod has no job"
     phases = {item["status"].get("phase") for item in kubectl.get("pods")["items"]}
     assert phases == {"Failed"}
+
+
+def test_an_accepted_option_stays_one_word(kubectl: Kubectl, here: Cluster, marker: str) -> None:
+    """Values that sbatch takes for what they are, however they look; the job is still the pod."""
+    value = f"--wrap=touch /tmp/{marker}"
+    annotations = {
+        "slurmlet.io/qos": value,
+        SBATCH: f"--nice=5 --wckey='{value}' --mail-user='$(touch /tmp/{marker})' -t 5 -c2 --overcommit",
+    }
+    kubectl.apply(pod("words", "echo it is me", metadata={"annotations": annotations}))
+    kubectl.wait_phase("words", "Succeeded")
+    assert kubectl("logs", "words").stdout == "it is me\n"
+    shown = here.testbed.run(["scontrol", "show", "job", kubectl.job_id("words")]).stdout
+    assert "TimeLimit=00:05:00" in shown
+    assert "CPUs/Task=2" in shown
+    assert "Nice=5" in shown
 
 
 def test_image_names(kubectl: Kubectl, here: Cluster, marker: str) -> None:
@@ -225,8 +240,10 @@ def test_host_paths_give_no_more_than_the_user_has(testbed: Testbed, kubectl: Ku
         for name in ("home", "shadow"):
             kubectl.wait_phase(name, "Failed")
             assert "Permission denied" in kubectl("logs", name).stdout
-        told = eventually(lambda: [text for reason, text in kubectl.events("below") if reason == "Failed"])
-        assert "ermission denied" in told[0]
+        told = eventually(
+            lambda: [text for reason, text in kubectl.events("below") if reason == "FailedMount"]
+        )
+        assert "Permission denied" in told[0]
     finally:
         testbed.run(["rm", f"/home/user2/{marker}.txt"], user="user2")
 
@@ -308,20 +325,21 @@ def test_floods_are_bounded(kubectl: Kubectl, here: Cluster) -> None:
     assert here.pid("hub") == hub
 
 
-def test_a_secret_of_any_bytes_as_a_variable(kubectl: Kubectl, here: Cluster) -> None:
-    """Bytes that are no text: carried or refused in words; never the end of the hub."""
+def test_a_secret_that_is_no_text_is_refused_as_a_variable(kubectl: Kubectl, here: Cluster) -> None:
+    """A runtime's configuration holds text only; as a file the same bytes arrive whole."""
     hub = here.pid("hub")
     data = base64.b64encode(b"\xff\xfe\x80").decode()
-    env = {"env": [{"name": "RAW", "valueFrom": {"secretKeyRef": {"name": "raw", "key": "k"}}}]}
+    env = [{"name": "RAW", "valueFrom": {"secretKeyRef": {"name": "raw", "key": "k"}}}]
     kubectl.apply(
         {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "raw"}, "data": {"k": data}},
-        pod("raw", 'printf %s "$RAW" | base64', container=env),
+        pod("variable", "true", container={"env": env}),
+        pod("file", "base64 /v/k", **mounting({"secret": {"secretName": "raw"}})),
     )
-    ended = kubectl.wait_phase("raw", "Succeeded", "Failed")
-    if ended["status"]["phase"] == "Succeeded":
-        assert kubectl("logs", "raw").stdout.strip() == data
-    else:
-        assert ended["status"]["containerStatuses"][0]["state"], "says why"
+    told = eventually(lambda: [text for reason, text in kubectl.events("variable") if reason == "PodRefused"])
+    assert "'RAW' is not UTF-8 text" in told[0]
+    assert "volume instead" in told[0]
+    kubectl.wait_phase("file", "Succeeded")
+    assert kubectl("logs", "file").stdout.strip() == data
     assert here.pid("hub") == hub
 
 

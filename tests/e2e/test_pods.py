@@ -325,11 +325,11 @@ def test_deletion_gives_the_grace_that_was_asked_for(kubectl: Kubectl) -> None:
         eventually(partial(main_log, kubectl, name))
     began_s = time.monotonic()
     kubectl("delete", "pod", "polite", "--timeout=30s")
-    assert time.monotonic() - began_s < 8
+    assert time.monotonic() - began_s < 15  # well before the grace ends
     assert kubectl.testbed.run(["cat", f"{shared}/polite"]).stdout == "bye\n"
     began_s = time.monotonic()
     kubectl("delete", "pod", "stubborn", "--timeout=30s")
-    assert 2 <= time.monotonic() - began_s < 10
+    assert 2 <= time.monotonic() - began_s < 15
     assert kubectl.testbed.run(["cat", f"{shared}/stubborn"]).stdout == "no\n"
     # The object goes at once; its job must not outlive it for long.
     kubectl("delete", "pod", "forced", "--grace-period=0", "--force", "--timeout=10s")

@@ -95,11 +95,10 @@ def test_values_from_maps_secrets_and_fields() -> None:
     }  # fmt: skip
 
 
-def test_bytes_that_are_no_text_come_back_whole() -> None:
-    value = environment(
-        SOURCES, env=[{"name": "X", "valueFrom": {"secretKeyRef": {"name": "sec", "key": "bin"}}}]
-    )["X"]
-    assert value.encode(errors="surrogateescape") == b"\xff\xfe"
+def test_bytes_that_are_no_text_are_refused() -> None:
+    env = [{"name": "X", "valueFrom": {"secretKeyRef": {"name": "sec", "key": "bin"}}}]
+    with pytest.raises(RefusedPod, match="variable 'X' is not UTF-8 text"):
+        environment(SOURCES, env=env)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_a_full_file_is_rotated_and_read_as_one(tmp_path: Path) -> None:
     parts = segments(writer.path)
     assert 2 <= len(parts) <= 5
     assert parts[-1] == writer.path
-    assert all(LIMIT <= os.stat(part).st_size < LIMIT + 100 for part in parts[:-1])
+    assert all(LIMIT <= Path(part).stat().st_size < LIMIT + 100 for part in parts[:-1])
     assert read(tmp_path) == lines(1, 100)
     assert runs(str(tmp_path)) == [0]
 
@@ -72,7 +72,7 @@ def test_a_tail_right_after_a_rotation(tmp_path: Path) -> None:
     while len(segments(writer.path)) < 2:
         number += 1
         say(writer, number, number)
-    assert os.stat(writer.path).st_size == 0
+    assert Path(writer.path).stat().st_size == 0
     assert read(tmp_path, tail_lines=2) == lines(number - 1, number)
     writer.close()
 
@@ -116,7 +116,7 @@ def test_since_skips_files_that_are_too_old(tmp_path: Path) -> None:
     for part in old:
         os.utime(part, (time.time() - 3600, time.time() - 3600))
     reader = LogReader(writer.path, LogOptions(since_s=1800))
-    assert os.fstat(reader._file.fileno()).st_ino == os.stat(writer.path).st_ino
+    assert os.fstat(reader._file.fileno()).st_ino == Path(writer.path).stat().st_ino
     reader.close()
     writer.close()
 

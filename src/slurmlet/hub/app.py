@@ -27,6 +27,7 @@ from slurmlet.hub.pods import Pods
 from slurmlet.hub.polling import SlurmWatch
 from slurmlet.hub.provisioning import Provisioner
 from slurmlet.hub.refreshing import Refresher
+from slurmlet.hub.services import Services
 from slurmlet.hub.serving import KubeletServer
 from slurmlet.hub.settings import SERVER_NAME, Settings
 from slurmlet.hub.statserving import StatServer
@@ -103,7 +104,8 @@ async def _spawn(
     store = Store(store_dir())
     nodes = NodeKeeper(settings, client, slurm, events, facts, store.list)
     images = Images(store, client, events, settings.pulls_at_once)
-    tools = Tools(settings, client, events, slurm, watch, images, submitter, nodes, Pacer())
+    services = Services(settings, client)
+    tools = Tools(settings, client, events, slurm, watch, images, submitter, nodes, Pacer(), services)
     pods = Pods(tools, tasks)
     watch.busy = pods.busy
     reflector = Reflector(
@@ -129,6 +131,7 @@ async def _spawn(
             group.create_task(usage.run(), name="usage")
             if metrics is not None:
                 group.create_task(_register_metrics(client, settings, metrics_port), name="metrics API")
+            group.create_task(services.run(), name="services")
             group.create_task(reflector.run(), name="pods")
             group.create_task(pods.sweep(), name="sweep")
             group.create_task(Provisioner(settings, client, events).run(), name="volumes")

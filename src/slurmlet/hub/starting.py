@@ -50,7 +50,7 @@ async def start(tools: Tools, state: PodState) -> float | None:
         sources = await gather(tools.client, state.pod, with_tokens=False)
         check_sources(state.pod, sources)
         state.images = await tools.images.ensure(state.pod, state.backoff)
-        check_containers(state.pod, _setting(tools, state, sources))
+        check_containers(state.pod, await setting_of(tools, state, sources))
         state.waiting = {}
         if state.deleting or state.gone:
             return 0
@@ -59,6 +59,8 @@ async def start(tools: Tools, state: PodState) -> float | None:
     except CommandError as error:
         return _wait_for_slurm(tools, state, error)
     except RefusedPod as error:
+        if error.reason == MissingSource.reason:
+            return _wait_for_config(tools, state, error)
         _refuse(tools, state, error)
         return None
     except ImageProblem as problem:
@@ -72,9 +74,9 @@ async def start(tools: Tools, state: PodState) -> float | None:
     tools.events.pod_event(state.pod, "Normal", "Submitted", text)
     for note in request.notes:
         tools.events.pod_event(state.pod, "Warning", "AnnotationWithoutEffect", note)
+    await annotate(tools.client, state, {JOB_ID_ANNOTATION: state.job_id})
     # While Slurm looks for a place: what the plan will need, so that the runner gets it without a wait.
     state.prepared = time.monotonic(), await gather(tools.client, state.pod, with_tokens=True)
-    await annotate(tools.client, state, {JOB_ID_ANNOTATION: state.job_id})
     return None
 
 
@@ -84,7 +86,7 @@ async def send_plan(tools: Tools, state: PodState, link: RunnerLink) -> float | 
         sources = await _sources(tools, state)
         if not state.images:
             state.images = await tools.images.stored(state.pod)
-        plan = pod_plan(state.pod, _setting(tools, state, sources))
+        plan = pod_plan(state.pod, await setting_of(tools, state, sources))
     except MissingSource as missing:
         return _wait_for_source(tools, state, missing)
     except ImageProblem as problem:
@@ -106,19 +108,15 @@ async def send_plan(tools: Tools, state: PodState, link: RunnerLink) -> float | 
     return None
 
 
-def _setting(tools: Tools, state: PodState, sources: Sources) -> Setting:
+async def setting_of(tools: Tools, state: PodState, sources: Sources) -> Setting:
     """What the plan is made from, as far as it is known now."""
     settings = tools.settings
     images = {
         name: PlannedImage(image.repo_digest, str(image.directory), image.config.get("config") or {})
         for name, image in state.images.items()
     }
-    # Until pods have a network of their own, the API server's address is where the Service would lead.
-    services = {
-        "KUBERNETES_SERVICE_HOST": settings.api_address,
-        "KUBERNETES_SERVICE_PORT": str(settings.api_port),
-        "KUBERNETES_SERVICE_PORT_HTTPS": str(settings.api_port),
-    }
+    links = state.pod["spec"].get("enableServiceLinks") is not False
+    services = await tools.services.variables(state.pod["metadata"]["namespace"], links)
     return Setting(settings.cluster, images, sources, state.place or Place(), services)
 
 
@@ -137,6 +135,14 @@ def _wait_for_slurm(tools: Tools, state: PodState, error: CommandError) -> float
     """slurmctld is away or says "not now": the pod waits and says so; nothing is lost."""
     tools.events.pod_event(state.pod, "Warning", "SubmissionFailed", f"{error.message}; trying again")
     state.waiting = {"": ("SlurmUnavailable", error.message)}
+    state.missing_s = min(max(_SOON_S, 2 * state.missing_s), _LATEST_S)
+    return state.missing_s
+
+
+def _wait_for_config(tools: Tools, state: PodState, error: RefusedPod) -> float:
+    """As a kubelet does: such a pod is Pending and looked at again, since an annotation it is made of may change."""
+    tools.events.pod_event(state.pod, "Warning", "Failed", f"Error: {error.message}")
+    state.waiting = {"": (error.reason, error.message)}
     state.missing_s = min(max(_SOON_S, 2 * state.missing_s), _LATEST_S)
     return state.missing_s
 

@@ -8,6 +8,7 @@ from slurmlet.hub.imaging import Images
 from slurmlet.hub.nodes import NodeKeeper
 from slurmlet.hub.pacing import Pacer
 from slurmlet.hub.polling import SlurmWatch
+from slurmlet.hub.services import Services
 from slurmlet.hub.settings import Settings
 from slurmlet.hub.submitting import Submitter
 from slurmlet.kube.client import ApiClient
@@ -26,3 +27,4 @@ class Tools:
     submitter: Submitter
     nodes: NodeKeeper
     pacer: Pacer
+    services: Services

@@ -91,7 +91,9 @@ class Usage:
         self._wanted.set()
         # One at a time: a second asker finds what the first one learnt.
         async with self._one_look:
-            await self._ask([pod for pod in wanted if self._stale(pod, space=space)], space=space)
+            if space:
+                await self._ask([pod for pod in wanted if self._space_is_stale(pod)], space=True)
+            await self._ask([pod for pod in wanted if self._is_stale(pod)])
             cold = [pod for pod in wanted if pod.uid in self._kept and self._kept[pod.uid].base_missing]
             if cold:
                 await asyncio.sleep(_SHORTEST_BASE_S)
@@ -109,9 +111,7 @@ class Usage:
 
     def silent(self, pods: Iterable[PodLike]) -> int:
         """How many pods with a runner have not answered lately."""
-        now_s = time.monotonic()
-        with_runner = [pod for pod in pods if pod.live_link is not None]
-        return sum(1 for pod in with_runner if now_s - self._keep(pod).taken_s > _STALE_S)
+        return sum(1 for pod in pods if pod.live_link is not None and self._is_stale(pod))
 
     async def run(self) -> None:
         """Keeps what was looked at warm."""
@@ -145,9 +145,11 @@ class Usage:
     def _keep(self, pod: PodLike) -> _Kept:
         return self._kept.setdefault(pod.uid, _Kept(pod.node))
 
-    def _stale(self, pod: PodLike, *, space: bool) -> bool:
-        kept, now_s = self._keep(pod), time.monotonic()
-        return now_s - kept.taken_s > _STALE_S or (space and now_s - kept.space_taken_s > _STALE_SPACE_S)
+    def _is_stale(self, pod: PodLike) -> bool:
+        return time.monotonic() - self._keep(pod).taken_s > _STALE_S
+
+    def _space_is_stale(self, pod: PodLike) -> bool:
+        return time.monotonic() - self._keep(pod).space_taken_s > _STALE_SPACE_S
 
     async def _ask(self, pods: list[PodLike], *, space: bool = False) -> None:
         await asyncio.gather(*(self._ask_one(pod, space=space) for pod in pods))

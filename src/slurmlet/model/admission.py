@@ -9,67 +9,79 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from slurmlet.base.errors import RefusedPod
+from slurmlet.model import security
+from slurmlet.model.security import Problem
 
 _VOLUME_KINDS = {
     "emptyDir", "configMap", "secret", "downwardAPI", "projected", "hostPath", "persistentVolumeClaim", "ephemeral",
     "image",
 }  # fmt: skip
 _PROJECTED_KINDS = {"configMap", "secret", "downwardAPI", "serviceAccountToken", "clusterTrustBundle"}
+_REMEDY = "Remove the field, or see docs/pods.md for what is supported"
 
 
 def check(pod: Mapping[str, Any]) -> None:
     """Raise RefusedPod for the first thing that cannot be honoured."""
-    for field, why in _problems(pod["spec"]):
-        raise RefusedPod(
-            f"{field}: {why}", hint="Remove the field, or see docs/pods.md for what is supported."
-        )
+    for problem in _problems(pod["spec"]):
+        raise refusal(problem)
 
 
-def _problems(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for field in ("hostPID", "hostIPC"):
-        if spec.get(field):
-            yield f"spec.{field}", "a rootless pod has namespaces of its own"
-    for field in ("readinessGates", "hostnameOverride", "setHostnameAsFQDN", "runtimeClassName"):
-        if spec.get(field):
-            yield f"spec.{field}", "not supported yet"
+def check_ephemeral(number: int, container: Mapping[str, Any]) -> None:
+    """The same for a container that came to a running pod."""
+    for problem in _container(f"spec.ephemeralContainers[{number}]", container):
+        raise refusal(problem)
+
+
+def refusal(problem: Problem) -> RefusedPod:
+    return RefusedPod(f"{problem.field}: {problem.why}", hint=f"{problem.remedy}.", reason=problem.reason)
+
+
+def _problems(spec: Mapping[str, Any]) -> Iterator[Problem]:
+    if spec.get("hostPID"):
+        why = "a job has a PID namespace of its own, so that nothing outlives it"
+        yield Problem("spec.hostPID", why, "Use shareProcessNamespace to see the processes of the pod")
+    if spec.get("runtimeClassName"):
+        yield Problem("spec.runtimeClassName", "there is one way to run containers here", _REMEDY)
     if spec.get("resourceClaims"):
-        yield "spec.resourceClaims", "dynamic resource allocation is not supported"
+        yield Problem("spec.resourceClaims", "dynamic resource allocation is not supported", _REMEDY)
     if (spec.get("os") or {}).get("name", "linux") != "linux":
-        yield "spec.os.name", "only linux runs here"
-    security = spec.get("securityContext") or {}
-    for field in ("sysctls", "seLinuxOptions"):
-        if security.get(field):
-            yield f"spec.securityContext.{field}", "not supported yet"
+        yield Problem("spec.os.name", "only linux runs here", _REMEDY)
+    yield from security.problems(spec)
     yield from _volumes(spec)
     for kind in ("initContainers", "containers"):
-        for number, container in enumerate(spec.get(kind, ())):
+        for number, container in enumerate(spec.get(kind) or ()):
             yield from _container(f"spec.{kind}[{number}]", container)
 
 
-def _volumes(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for number, volume in enumerate(spec.get("volumes", ())):
+def _volumes(spec: Mapping[str, Any]) -> Iterator[Problem]:
+    for number, volume in enumerate(spec.get("volumes") or ()):
+        path = f"spec.volumes[{number}]"
         kind = next((key for key in volume if key != "name"), "emptyDir")
         if kind not in _VOLUME_KINDS:
-            yield f"spec.volumes[{number}].{kind}", "this kind of volume is not supported"
+            yield Problem(f"{path}.{kind}", "this kind of volume is not supported", _REMEDY)
         if (volume.get("emptyDir") or {}).get("medium", "").startswith("HugePages"):
-            yield f"spec.volumes[{number}].emptyDir.medium", "a user has no huge pages to give"
+            yield Problem(f"{path}.emptyDir.medium", "a user has no huge pages to give", "Use medium Memory")
         for place, source in enumerate((volume.get("projected") or {}).get("sources") or ()):
             for name in source:
                 if name not in _PROJECTED_KINDS:
-                    yield f"spec.volumes[{number}].projected.sources[{place}].{name}", "not supported yet"
+                    yield Problem(f"{path}.projected.sources[{place}].{name}", "not supported yet", _REMEDY)
 
 
-def _container(path: str, container: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _container(path: str, container: Mapping[str, Any]) -> Iterator[Problem]:
+    yield from security.container_problems(path, container)
     if container.get("volumeDevices"):
-        yield f"{path}.volumeDevices", "a rootless container cannot be given block devices"
+        why = "a rootless container cannot be given block devices"
+        yield Problem(f"{path}.volumeDevices", why, "Use a volume with volumeMode Filesystem")
+    for number, port in enumerate(container.get("ports") or ()):
+        # With the host's own network a port is the host's as it is; it cannot be another there.
+        if port.get("hostPort") and port["hostPort"] != port["containerPort"]:
+            why = "pods share the network of their host, so a port of the host is the same port in the pod"
+            yield Problem(f"{path}.ports[{number}].hostPort", why, "Make it equal to containerPort, or remove it")
     for number, rule in enumerate(container.get("restartPolicyRules") or ()):
-        if rule.get("action") != "Restart":
-            yield f"{path}.restartPolicyRules[{number}].action", "only Restart is supported"
-    security = container.get("securityContext") or {}
-    if security.get("privileged"):
-        yield f"{path}.securityContext.privileged", "a rootless container cannot be privileged"
-    if security.get("seLinuxOptions"):
-        yield f"{path}.securityContext.seLinuxOptions", "not supported"
-    for number, mount in enumerate(container.get("volumeMounts", ())):
+        if rule.get("action") not in ("Restart", "RestartAllContainers"):
+            field = f"{path}.restartPolicyRules[{number}].action"
+            yield Problem(field, "only Restart and RestartAllContainers are known", _REMEDY)
+    for number, mount in enumerate(container.get("volumeMounts") or ()):
         if mount.get("mountPropagation") not in (None, "None"):
-            yield f"{path}.volumeMounts[{number}].mountPropagation", "not supported"
+            field = f"{path}.volumeMounts[{number}].mountPropagation"
+            yield Problem(field, "mounts of a rootless pod stay its own", "Remove it")

@@ -32,8 +32,14 @@ def container_environment(
     sources: Sources,
     place: Place,
     services: Mapping[str, str],
+    files: list[dict[str, Any]] | None = None,
 ) -> dict[str, str]:
-    """Everything but the image's own variables. Raises MissingSource while something is not there yet."""
+    """Everything but the image's own variables. Raises MissingSource while something is not there yet.
+
+    What only a file of a volume will tell (fileKeyRef) is put down in `files`; its place is held by a mark that the
+    runner replaces in variables and arguments when the container starts.
+    """
+    files = [] if files is None else files
     declared = _from_sources(container, sources)
     for variable in container.get("env", ()):
         known = {**services, **declared}
@@ -41,15 +47,48 @@ def container_environment(
             declared[variable["name"]] = expand(variable["value"], known)
             continue
         value_from = variable.get("valueFrom")
+        if value_from and "fileKeyRef" in value_from:
+            files.append(_file(variable["name"], value_from["fileKeyRef"], known))
+            declared[variable["name"]] = file_mark(len(files) - 1)
+            continue
         value = _value_from(pod, container, value_from, sources, place) if value_from else ""
         if value is not None:
             declared[variable["name"]] = value
     for name, value in declared.items():
-        if "\0" in name or "\0" in value or "=" in name:
-            raise RefusedPod(
-                f"container {container['name']}: variable {name!r} has a NUL byte or '=' in its name"
-            )
+        _check(container["name"], name, value)
     return {**services, **declared}
+
+
+def file_mark(number: int) -> str:
+    """Of characters that are none: Unicode keeps them out of text."""
+    return f"\ufdd0{number}\ufdd1"
+
+
+def _file(name: str, reference: Mapping[str, Any], known: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "name": name,
+        "volume": reference["volumeName"],
+        "path": reference["path"],
+        "key": reference["key"],
+        "optional": bool(reference.get("optional")),
+        "otherwise": known.get(name),
+    }
+
+
+def _check(container: str, name: str, value: str) -> None:
+    if "\0" in name or "\0" in value or "=" in name:
+        raise RefusedPod(
+            f"container {container}: variable {name!r} has a NUL byte, or '=' in its name",
+            hint="Mount the secret or config map as a volume instead.",
+        )
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        # Runtimes take their configuration as JSON, which holds text only; a kubelet cannot pass such a value on either.
+        raise RefusedPod(
+            f"container {container}: the value of variable {name!r} is not UTF-8 text",
+            hint="Mount the secret or config map as a volume instead.",
+        ) from error
 
 
 def _from_sources(container: Mapping[str, Any], sources: Sources) -> dict[str, str]:
@@ -89,7 +128,7 @@ def _value_from(
 
 
 def _text(value: bytes) -> str:
-    # A secret may hold any bytes; the runner puts them back (surrogateescape both ways).
+    # A secret may hold any bytes; what is no text is refused where all of the environment is known.
     return value.decode(errors="surrogateescape")
 
 

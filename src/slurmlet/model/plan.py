@@ -9,7 +9,10 @@ from typing import Any
 from slurmlet.base.errors import RefusedPod
 from slurmlet.model.downward import Place
 from slurmlet.model.environment import command_line, container_environment
+from slurmlet.model.hostnames import Names, names_of
 from slurmlet.model.probes import hooks, probes
+from slurmlet.model.resources import storage_limits
+from slurmlet.model.security import container_security
 from slurmlet.model.sources import Sources
 from slurmlet.model.volumes import mount_plans, volume_plan
 
@@ -39,22 +42,29 @@ class Setting:
 
 def pod_plan(pod: Obj, setting: Setting) -> dict[str, Any]:
     metadata, spec = pod["metadata"], pod["spec"]
-    hostname = (spec.get("hostname") or metadata["name"])[:63].rstrip("-.")
+    names = names_of(pod, setting.place.host)
     return {
         "uid": metadata["uid"],
         "name": metadata["name"],
         "namespace": metadata["namespace"],
         "cluster": setting.cluster,
-        "hostname": hostname,
+        "hostname": names.kernel,
+        "host_names": list(names.hosts),
+        "host_network": bool(spec.get("hostNetwork")),
+        "host_ipc": bool(spec.get("hostIPC")),
+        "sysctls": [
+            [one["name"], one["value"]] for one in (spec.get("securityContext") or {}).get("sysctls") or ()
+        ],
         "restart_policy": spec.get("restartPolicy", "Always"),
         "grace_s": int(spec.get("terminationGracePeriodSeconds", 30)),
         "share_pid": bool(spec.get("shareProcessNamespace")),
         "hosts": [[alias["ip"], *alias.get("hostnames", ())] for alias in spec.get("hostAliases", ())],
         "init_containers": [
-            _container(pod, one, setting, hostname) for one in spec.get("initContainers", ())
+            container_plan(pod, one, setting, names) for one in spec.get("initContainers", ())
         ],
-        "containers": [_container(pod, one, setting, hostname) for one in spec["containers"]],
+        "containers": [container_plan(pod, one, setting, names) for one in spec["containers"]],
         "volumes": {volume["name"]: _volume(pod, volume, setting) for volume in spec.get("volumes", ())},
+        "storage_limits": storage_limits(spec),
         "fs_group": (spec.get("securityContext") or {}).get("fsGroup"),
     }
 
@@ -70,14 +80,18 @@ def check_sources(pod: Obj, sources: Sources) -> None:
 
 def check_containers(pod: Obj, setting: Setting) -> None:
     """Raise RefusedPod for what only the image tells: no command, root where that is forbidden."""
+    names = names_of(pod, setting.place.host)
     for container in (*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]):
-        _container(pod, container, setting, "")
+        container_plan(pod, container, setting, names)
 
 
-def _container(pod: Obj, container: Obj, setting: Setting, hostname: str) -> dict[str, Any]:
+def container_plan(pod: Obj, container: Obj, setting: Setting, names: Names) -> dict[str, Any]:
+    """One container, complete. An ephemeral container is planned alone, when it comes."""
     image = setting.images[container["image"]]
-    given = container_environment(pod, container, setting.sources, setting.place, setting.services)
-    environment = {"PATH": _DEFAULT_PATH, "HOSTNAME": hostname, **_image_variables(image.config), **given}
+    files: list[dict[str, Any]] = []
+    given = container_environment(pod, container, setting.sources, setting.place, setting.services, files)
+    own = _image_variables(image.config)
+    environment = {"PATH": _DEFAULT_PATH, "HOSTNAME": names.kernel, **own, **given}
     argv = command_line(container, image.config, given)
     if not argv:
         raise RefusedPod(f"container {container['name']}: neither the image nor the pod names a command")
@@ -90,6 +104,7 @@ def _container(pod: Obj, container: Obj, setting: Setting, hostname: str) -> dic
         "image_dir": image.directory,
         "argv": argv,
         "env": [[name, value] for name, value in environment.items()],
+        "env_files": [{**file, "image": own.get(file["name"])} for file in files],
         "cwd": container.get("workingDir") or image.config.get("WorkingDir") or "/",
         "mounts": list(mount_plans(container, given)),
         "tty": bool(container.get("tty")),
@@ -108,44 +123,12 @@ def _container(pod: Obj, container: Obj, setting: Setting, hostname: str) -> dic
         ],
         "probes": probes(container),
         **hooks(container),
-        **_security(pod, container, image.config),
+        **container_security(pod, container, str(image.config.get("User") or "")),
     }
 
 
 def _image_variables(config: Obj) -> dict[str, str]:
     return dict(variable.partition("=")[::2] for variable in config.get("Env") or ())
-
-
-def _security(pod: Obj, container: Obj, config: Obj) -> dict[str, Any]:
-    """The container's security context over the pod's."""
-    merged = {**(pod["spec"].get("securityContext") or {}), **(container.get("securityContext") or {})}
-    capabilities = merged.get("capabilities") or {}
-    uid = merged.get("runAsUser")
-    image_user = str(config.get("User") or "")
-    if merged.get("runAsNonRoot") and (
-        uid == 0 or (uid is None and image_user.split(":")[0] in ("", "0", "root"))
-    ):
-        raise RefusedPod(
-            f"container {container['name']}: securityContext.runAsNonRoot is set and the container would run as root",
-            reason="CreateContainerConfigError",
-        )
-    return {
-        "user": {
-            "uid": uid,
-            "gid": merged.get("runAsGroup"),
-            # The group that owns the pod's volumes is one of every container's.
-            "groups": [
-                *(merged.get("supplementalGroups") or ()),
-                *([merged["fsGroup"]] if merged.get("fsGroup") is not None else ()),
-            ],
-            "name": image_user,
-        },
-        "read_only_root": bool(merged.get("readOnlyRootFilesystem")),
-        "add_caps": list(capabilities.get("add") or ()),
-        "drop_caps": list(capabilities.get("drop") or ()),
-        "no_new_privs": merged.get("allowPrivilegeEscalation") is False,
-        "privileged": bool(merged.get("privileged")),
-    }
 
 
 def _volume(pod: Obj, volume: Obj, setting: Setting) -> dict[str, Any]:

@@ -30,3 +30,14 @@ def parse(quantity: object) -> Fraction:
 
 def ceil(value: Fraction) -> int:
     return -(-value.numerator // value.denominator)
+
+
+def canonical(value: Fraction, like: object) -> str:
+    """The one way Kubernetes writes a value, in binary or decimal units as `like` is written."""
+    binary = str(like).endswith("i") and abs(value) >= 2**10
+    steps = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei") if binary else ("n", "u", "m", "", "k", "M", "G", "T", "P", "E")
+    for suffix in reversed(steps):
+        scaled = value / _SUFFIXES[suffix]
+        if scaled.denominator == 1 and value:
+            return f"{scaled.numerator}{suffix}"
+    return str(ceil(value))

@@ -114,7 +114,7 @@ def parse_line(key: str, line: str) -> list[str]:
         name, value = _option_name(key, words.pop(0))
         if name in _FLAGS:
             if value is not None:
-                raise RefusedPod(f"annotation {key}: --{name} takes no value")
+                raise RefusedPod(f"annotation {key}: --{name} takes no value", hint=f"Write --{name} alone.")
             options.append(f"--{name}")
         elif value is not None:
             options.append(f"--{name}={_checked(key, value)}")
@@ -123,7 +123,7 @@ def parse_line(key: str, line: str) -> list[str]:
         elif words:
             options.append(f"--{name}={_checked(key, words.pop(0))}")
         else:
-            raise RefusedPod(f"annotation {key}: --{name} needs a value")
+            raise RefusedPod(f"annotation {key}: --{name} needs a value", hint=f"Write --{name}=VALUE.")
     return options
 
 

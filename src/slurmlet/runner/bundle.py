@@ -5,9 +5,9 @@ Resources and cgroups are left out on purpose: Slurm limits the job, and a user 
 
 from __future__ import annotations
 
-import os
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
+from slurmlet.runner import seccomp
 from slurmlet.runner.sandbox import SINGLE, Mapping
 from slurmlet.runner.users import User
 
@@ -69,37 +69,6 @@ _ALL_CAPS = [
     "AUDIT_READ",
 ]
 
-# With one uid there is nobody else to become or to give a file to. Programs that try as root (package scripts, daemons
-# dropping privileges) are told that it worked: Charliecloud's idea ("--seccomp"), which needs no helper process.
-_FAKED = [
-    "chown",
-    "chown32",
-    "fchown",
-    "fchown32",
-    "fchownat",
-    "lchown",
-    "lchown32",
-    "setgroups",
-    "setgroups32",
-    "setuid",
-    "setuid32",
-    "setgid",
-    "setgid32",
-    "setreuid",
-    "setreuid32",
-    "setregid",
-    "setregid32",
-    "setresuid",
-    "setresuid32",
-    "setresgid",
-    "setresgid32",
-    "setfsuid",
-    "setfsuid32",
-    "setfsgid",
-    "setfsgid32",
-]
-_S_IFCHR, _S_IFBLK, _S_IFMT = 0o020000, 0o060000, 0o170000
-
 _MASKED = [
     "/proc/acpi",
     "/proc/asound",
@@ -134,18 +103,26 @@ class Facts(NamedTuple):
     mounts: List[Mount]
     # /proc/<pid>/ns/pid of the pod's shared PID namespace, or "" for one of its own.
     pid_namespace: str = ""
+    # Where the pod's one /dev/shm and /dev/mqueue lie; with it goes the IPC namespace that the runner is in.
+    ipc_dir: str = ""
+    # Above that of the runner, so that the kernel does not choose it when memory runs out; None: leave it.
+    oom_score_adj: Optional[int] = None
 
 
 def make(plan: Dict[str, Any], facts: Facts) -> Dict[str, Any]:
     linux: Dict[str, Any] = {"namespaces": _namespaces(facts)}
-    if not plan.get("privileged"):
+    if not plan.get("privileged") and not plan.get("unmasked_proc"):
         linux["maskedPaths"] = _MASKED
         linux["readonlyPaths"] = _READ_ONLY
-    if facts.mapping.kind == SINGLE:
-        linux["seccomp"] = fake_privileges()
-        if nested(facts.user):
-            linux["uidMappings"] = [{"containerID": facts.user.uid, "hostID": 0, "size": 1}]
-            linux["gidMappings"] = [{"containerID": facts.user.gid, "hostID": 0, "size": 1}]
+    single = facts.mapping.kind == SINGLE
+    rules = seccomp.profile(
+        fake=single, restrict=plan.get("seccomp") == "RuntimeDefault", caps=capabilities(plan)
+    )
+    if rules is not None:
+        linux["seccomp"] = rules
+    if single and nested(facts.user):
+        linux["uidMappings"] = [{"containerID": facts.user.uid, "hostID": 0, "size": 1}]
+        linux["gidMappings"] = [{"containerID": facts.user.gid, "hostID": 0, "size": 1}]
     return {
         "ociVersion": "1.0.2",
         "process": process(plan, facts, plan["argv"], bool(plan.get("tty"))),
@@ -161,10 +138,12 @@ def process(plan: Dict[str, Any], facts: Facts, argv: List[str], tty: bool) -> D
     user = facts.user
     identity: Dict[str, Any] = {"uid": user.uid, "gid": user.gid, "umask": 0o022}
     if facts.mapping.kind != SINGLE and user.groups:
-        identity["additionalGids"] = [gid for gid in user.groups if gid < facts.mapping.gids]
+        identity["additionalGids"] = list(user.groups)
     caps = capabilities(plan)
     granted = dict.fromkeys(("bounding", "effective", "permitted"), caps)
+    score = {} if facts.oom_score_adj is None else {"oomScoreAdj": facts.oom_score_adj}
     return {
+        **score,
         "terminal": tty,
         "user": identity,
         "args": argv,
@@ -209,7 +188,9 @@ def _cap(name: str) -> str:
 
 
 def _namespaces(facts: Facts) -> List[Dict[str, str]]:
-    names = [{"type": kind} for kind in ("mount", "ipc", "uts")]
+    names = [{"type": kind} for kind in ("mount", "uts")]
+    if not facts.ipc_dir:
+        names.append({"type": "ipc"})
     pid = {"type": "pid"}
     if facts.pid_namespace:
         pid["path"] = facts.pid_namespace
@@ -228,11 +209,20 @@ def _system_mounts(facts: Facts) -> List[Dict[str, Any]]:
         _mount("/proc", "proc", "proc", quiet),
         _mount("/dev", "tmpfs", "tmpfs", ["nosuid", "strictatime", "mode=755", "size=65536k"]),
         _mount("/dev/pts", "devpts", "devpts", pts),
-        _mount("/dev/shm", "tmpfs", "shm", [*quiet, "mode=1777"]),
-        _mount("/dev/mqueue", "mqueue", "mqueue", quiet),
+        *_ipc_mounts(facts.ipc_dir, quiet),
         # A new sysfs belongs to the owner of the network namespace, which is the host.
         _mount("/sys", "none", "/sys", ["rbind", "ro", *quiet]),
     ]
+
+
+def _ipc_mounts(ipc_dir: str, quiet: List[str]) -> List[Dict[str, Any]]:
+    if not ipc_dir:
+        return [
+            _mount("/dev/shm", "tmpfs", "shm", [*quiet, "mode=1777"]),
+            _mount("/dev/mqueue", "mqueue", "mqueue", quiet),
+        ]
+    bound = ["rbind", "rprivate"]
+    return [_mount(f"/dev/{name}", "bind", f"{ipc_dir}/{name}", bound) for name in ("shm", "mqueue")]
 
 
 def _mount(path: str, kind: str, source: str, options: List[str]) -> Dict[str, Any]:
@@ -242,22 +232,3 @@ def _mount(path: str, kind: str, source: str, options: List[str]) -> Dict[str, A
 def _bind(mount: Mount) -> Dict[str, Any]:
     options = ["rbind", "ro" if mount.read_only else "rw", "rprivate", *mount.options]
     return _mount(mount.path, "bind", mount.source, options)
-
-
-def fake_privileges() -> Dict[str, Any]:
-    succeed = {"action": "SCMP_ACT_ERRNO", "errnoRet": 0}
-    rules: List[Dict[str, Any]] = [{"names": _FAKED, **succeed}]
-    for name, argument in (("mknod", 1), ("mknodat", 2)):
-        for kind in (_S_IFCHR, _S_IFBLK):
-            test = {"index": argument, "value": _S_IFMT, "valueTwo": kind, "op": "SCMP_CMP_MASKED_EQ"}
-            rules.append({"names": [name], "args": [test], **succeed})
-    return {"defaultAction": "SCMP_ACT_ALLOW", "architectures": _architectures(), "syscalls": rules}
-
-
-def _architectures(machine: Optional[str] = None) -> List[str]:
-    known = {
-        "x86_64": ["SCMP_ARCH_X86_64", "SCMP_ARCH_X86", "SCMP_ARCH_X32"],
-        "aarch64": ["SCMP_ARCH_AARCH64", "SCMP_ARCH_ARM"],
-        "ppc64le": ["SCMP_ARCH_PPC64LE"],
-    }
-    return known.get(machine or os.uname().machine, [])

@@ -1,6 +1,6 @@
 """Faked success of calls that one mapped uid cannot do, for a runtime built without seccomp (our static runc).
 
-crun gets the same rules in the bundle (bundle.fake_privileges). runc is started by us, so a filter on our own process,
+crun gets the same rules in the bundle (seccomp.profile). runc is started by us, so a filter on our own process,
 inherited by all we start, does the same; with a single mapping the runner itself never needs any of these calls.
 """
 

@@ -28,12 +28,12 @@ from slurmlet.testbed.conformance.building import Built
 
 _FOLDERS = ("bin", "dev", "etc", "home", "proc", "root", "run", "sys", "uploads", "usr", "usr/bin", "usr/local",
             "usr/local/bin", "usr/share", "usr/share/nginx", "usr/share/nginx/html", "var", "var/log")  # fmt: skip
-_PASSWD = """\
+_USERS_FILE = """\
 root:x:0:0:root:/root:/bin/sh
 user-defined-in-image:x:1000:1000::/home/user-defined-in-image:/bin/sh
 nobody:x:65534:65534:nobody:/:/bin/false
 """
-_GROUP = """\
+_GROUPS_FILE = """\
 root:x:0:
 user-defined-in-image:x:1000:
 group-defined-in-image:x:50000:user-defined-in-image
@@ -41,7 +41,9 @@ nobody:x:65534:
 """
 _WAIT = "trap 'exit 0' TERM INT\nwhile :; do sleep 86400 & wait; done\n"
 _PAUSE = f"#!/bin/sh\n{_WAIT}"
-_WEBSERVER = f"#!/bin/sh\nhttpd -p 80 -h /usr/share/nginx/html || echo 'port 80 is not to be had' >&2\n{_WAIT}"
+_WEBSERVER = (
+    f"#!/bin/sh\nhttpd -p 80 -h /usr/share/nginx/html || echo 'port 80 is not to be had' >&2\n{_WAIT}"
+)
 _BASH = '#!/bin/sh\nexec /bin/sh "$@"\n'
 
 
@@ -108,14 +110,18 @@ def _layer(recipe: Recipe, built: Built, busybox: Path) -> bytes:
     applets = sorted(set(run([str(busybox), "--list"]).stdout.split()) - {"busybox"})
     files = [
         ("bin/busybox", busybox.read_bytes(), 0o755),
-        ("etc/passwd", _PASSWD.encode(), 0o644),
-        ("etc/group", _GROUP.encode(), 0o644),
+        ("etc/passwd", _USERS_FILE.encode(), 0o644),
+        ("etc/group", _GROUPS_FILE.encode(), 0o644),
         ("usr/share/nginx/html/index.html", b"It works!\n", 0o644),
         *((path, built.program(name), recipe.mode) for path, name in recipe.programs.items()),
         *((path, text.encode(), 0o755) for path, text in recipe.scripts.items()),
     ]
-    links = {**{f"bin/{applet}": "busybox" for applet in applets}, **recipe.links}
-    return _tar(files, folders={**dict.fromkeys(_FOLDERS, 0o755), "tmp": 0o1777, "var/tmp": 0o1777}, links=links)
+    taken = {name for name, _, _ in files}
+    links = {f"bin/{applet}": "busybox" for applet in applets if f"bin/{applet}" not in taken}
+    links.update(recipe.links)
+    return _tar(
+        files, folders={**dict.fromkeys(_FOLDERS, 0o755), "tmp": 0o1777, "var/tmp": 0o1777}, links=links
+    )
 
 
 def _tar(

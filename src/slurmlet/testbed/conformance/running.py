@@ -1,0 +1,138 @@
+"""Runs the suite as an ordinary user of the testbed against a cluster of theirs: in slices, a few at a time.
+
+The suite lies at /opt/slurmlet/conformance of every host; reports go to the user's home, which this side sees too.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurmlet.base.console import say
+from slurmlet.base.errors import SiteError
+from slurmlet.base.files import read_json, write_private
+from slurmlet.testbed.conformance import images, results
+from slurmlet.testbed.conformance.building import SUITE, Built
+from slurmlet.testbed.conformance.results import Outcome
+from slurmlet.testbed.hosts import Testbed
+from slurmlet.testbed.settings import OPT, USERS
+
+_SHOWN = "conformance"  # the directory's name in /opt/slurmlet and in the user's home
+_LOAD_TIMEOUT_S = 300
+_END_GRACE_S = 60
+
+
+@dataclass(frozen=True)
+class Run:
+    """One user, one cluster, one directory of logs."""
+
+    bed: Testbed
+    built: Built
+    user: str
+    cluster: str
+    logs: Path
+    spec_timeout_s: int = 360
+
+    def prepare(self) -> None:
+        """The suite in the hosts, the images in the user's store, the cluster up."""
+        shown = self.bed.paths.opt / _SHOWN
+        shown.mkdir(mode=0o755, exist_ok=True)
+        _place(self.built.suite, shown / SUITE)
+        self._reports.mkdir(mode=0o700, exist_ok=True)
+        os.chown(self._reports, USERS[self.user], USERS[self.user])
+        self._load_images()
+        self.bed.run(["slurmlet", "up", "-c", self.cluster], user=self.user, timeout_s=180)
+
+    def specs(self, focus: str, skip: str) -> list[str]:
+        """The names of the specs that the suite would run."""
+        options = [f"--ginkgo.focus={focus}", *([f"--ginkgo.skip={skip}"] if skip else [])]
+        return results.names(self._suite("list", ["--ginkgo.dry-run", *options], timeout_s=120))
+
+    def run(self, specs: Sequence[str], workers: int, size: int) -> Iterator[Outcome]:
+        """Every spec's outcome, as it comes."""
+        groups = results.slices(specs, size)
+        beside = [group for group in groups if results.SERIAL not in group[0]]
+        alone = [group for group in groups if results.SERIAL in group[0]]
+        with ThreadPoolExecutor(max_workers=workers) as pool:
+            for found in pool.map(self._slice, range(len(beside)), beside):
+                yield from found
+        for number, group in enumerate(alone, start=len(beside)):
+            yield from self._slice(number, group)
+
+    @property
+    def _reports(self) -> Path:
+        return self.bed.paths.home / self.user / _SHOWN
+
+    def _slice(self, number: int, specs: Sequence[str]) -> list[Outcome]:
+        limit_s = self.spec_timeout_s * len(specs)
+        options = [f"--ginkgo.focus={results.focus(specs)}", f"--ginkgo.timeout={limit_s}s"]
+        report = self._suite(f"slice-{number}", options, timeout_s=limit_s + _END_GRACE_S)
+        problem = results.suite_problem(report)
+        if problem:
+            say(f"  slice {number}: {problem}")
+        found = results.merged(results.outcomes(report), specs)
+        for outcome in found:
+            say(f"  {outcome.state:8}{outcome.seconds:7.1f} s  {outcome.name}")
+        return found
+
+    def _suite(self, name: str, options: Sequence[str], timeout_s: float) -> Any:
+        """Run the suite; its report as parsed JSON. What it said is kept in `logs`."""
+        home = self.bed.environment(self.user)["HOME"]
+        argv = [
+            f"{OPT}/{_SHOWN}/{SUITE}",
+            f"--kubeconfig={home}/.slurmlet/{self.cluster}/kubeconfig",
+            "--provider=skeleton",
+            "--dump-logs-on-failure=false",
+            "--ginkgo.no-color",
+            "--ginkgo.v",
+            f"--ginkgo.json-report={home}/{_SHOWN}/{name}.json",
+            *options,
+        ]
+        done = self.bed.run(argv, user=self.user, timeout_s=timeout_s, check=False)
+        write_private(self.logs / f"{name}.log", done.stdout + done.stderr)
+        report = self._reports / f"{name}.json"
+        read = read_json(report)
+        if read is None:
+            raise SiteError(
+                f"the suite left no report (exit code {done.code})", hint=f"See {self.logs / name}.log"
+            )
+        shutil.move(report, self.logs / report.name)
+        return read
+
+    def _load_images(self) -> None:
+        listed = self.bed.run([f"{OPT}/{_SHOWN}/{SUITE}", "--list-images"], user=self.user).stdout
+        have = self.bed.run(["slurmlet", "image", "ls"], user=self.user).stdout.split()
+        busybox = self.bed.paths.root(self.bed.plan) / "usr/bin/busybox"
+        for reference, recipe in images.wanted(listed).items():
+            if reference in have:
+                continue
+            say(f"  image {reference}")
+            file = self._reports / "image.tar"
+            file.write_bytes(images.archive(recipe, self.built, busybox))
+            file.chmod(0o644)
+            argv = [
+                "slurmlet",
+                "image",
+                "load",
+                f"{self.bed.environment(self.user)['HOME']}/{_SHOWN}/image.tar",
+            ]
+            self.bed.run([*argv, "--name", reference], user=self.user, timeout_s=_LOAD_TIMEOUT_S)
+            file.unlink()
+
+
+def _place(source: Path, target: Path) -> None:
+    """A readable copy in the hosts' tree; a link where one file system holds both."""
+    if target.exists() and target.stat().st_size == source.stat().st_size:
+        return
+    target.unlink(missing_ok=True)
+    source.chmod(0o755)
+    try:
+        target.hardlink_to(source)
+    except OSError:
+        shutil.copyfile(source, target)
+        target.chmod(0o755)

@@ -1,0 +1,30 @@
+"""Label selectors in their query form."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurmlet.base.errors import UserError
+from slurmlet.model.selectors import parse
+
+LABELS = {"app": "web", "tier": "front", "example.com/x": ""}
+
+
+@pytest.mark.parametrize(
+    ("text", "matches"),
+    [
+        ("", True), ("app=web", True), ("app==web", True), ("app=db", False), ("app!=db", True), ("app!=web", False),
+        ("new!=x", True), ("app=web,tier=front", True), ("app=web,tier=back", False), ("app", True), ("nope", False),
+        ("!nope", True), ("!app", False), ("app in (web,db)", True), ("app in ( db , web )", True), ("app in (db)", False),
+        ("app notin (db)", True), ("app notin (web)", False), ("nope notin (a)", True), ("example.com/x=", True),
+        ("app in (a,web),tier in (front)", True), ("example.com/x in ()", True), ("app = web , tier", True),
+    ],
+)  # fmt: skip
+def test_what_matches(text: str, matches: bool) -> None:
+    assert parse(text)(LABELS) is matches
+
+
+@pytest.mark.parametrize("text", ["=x", "app in web", "a b", "app>3x", "app in (a"])
+def test_what_is_none(text: str) -> None:
+    with pytest.raises(UserError):
+        parse(text)

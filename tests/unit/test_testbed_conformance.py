@@ -1,0 +1,138 @@
+"""The conformance suite's pure parts: its recipe, its images, reading its reports."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurmlet.testbed.conformance import building, images, results
+from slurmlet.upstream import pinning
+
+RECIPE = (pinning.recipes_dir() / building.RECIPE / "go.mod").read_text()
+
+
+def spec(text: str, state: str, *, kind: str = "It", message: str = "", seconds: float = 1) -> dict[str, Any]:
+    """One entry of ginkgo's report, with the fields it really has."""
+    failure = {"Message": message, "Location": {"FileName": "/x/test/e2e/node/pods.go", "LineNumber": 7}}
+    return {
+        "ContainerHierarchyTexts": ["[sig-node] Pods"] if text else None,
+        "LeafNodeType": kind,
+        "LeafNodeText": text,
+        "State": state,
+        "RunTime": int(seconds * 1e9),
+        **({"Failure": failure} if message else {}),
+    }
+
+
+def report(*specs: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"SuiteDescription": "Kubernetes e2e suite", "SpecReports": list(specs)}]
+
+
+class TestRecipe:
+    def test_is_of_the_kubernetes_that_is_pinned(self) -> None:
+        kubernetes = pinning.load().program_of("kubectl")
+        assert re.findall(r"^\s*k8s\.io/kubernetes (v\S+)", RECIPE, re.MULTILINE) == [kubernetes.version]
+        replaced = set(re.findall(r"^\s*\S+ => k8s\.io/\S+ (v\S+)$", RECIPE, re.MULTILINE))
+        assert replaced == {kubernetes.version.replace("v1.", "v0.", 1)}
+
+    def test_names_every_package_that_is_built(self) -> None:
+        block = re.findall(r"^tool \(\n(.*?)^\)", RECIPE, re.MULTILINE | re.DOTALL)[0]
+        assert sorted(block.split()) == sorted(building.PROGRAMS.values())
+
+    def test_only_the_suite_is_a_test_binary(self) -> None:
+        verbs = {
+            name: building.go_arguments(name, package, "-s", Path("/x"))[0]
+            for name, package in building.PROGRAMS.items()
+        }
+        assert verbs == {"agnhost": "build", "nnp": "build", "e2e.test": "test"}
+
+
+class TestReports:
+    def test_tell_passed_from_failed_and_where(self) -> None:
+        found = results.outcomes(
+            report(spec("works", "passed", seconds=2.5), spec("breaks", "failed", message="timed\n  out"))
+        )
+        assert found[0] == results.Outcome("[sig-node] Pods works", "passed", 2.5)
+        assert (found[1].state, found[1].message, found[1].where) == ("failed", "timed out", "pods.go:7")
+
+    @pytest.mark.parametrize("state", ["panicked", "timedout", "interrupted", "aborted"])
+    def test_whatever_is_neither_passed_nor_skipped_failed(self, state: str) -> None:
+        assert results.outcomes(report(spec("x", state, message="why")))[0].state == "failed"
+
+    def test_what_the_focus_left_out_is_no_outcome_and_what_skipped_itself_is(self) -> None:
+        found = results.outcomes(
+            report(spec("unasked", "skipped"), spec("lacks", "skipped", message="no GPU"))
+        )
+        assert [(one.name, one.state) for one in found] == [("[sig-node] Pods lacks", "skipped")]
+
+    def test_a_suite_that_could_not_begin_says_why(self) -> None:
+        broken = report(spec("", "failed", kind="SynchronizedBeforeSuite", message="no nodes"))
+        assert results.suite_problem(broken) == "no nodes"
+        assert results.suite_problem(report(spec("works", "passed"))) == ""
+
+    def test_a_spec_nobody_reported_is_unknown(self) -> None:
+        found = results.merged([results.Outcome("a", "passed")], ["a", "b"])
+        assert [one.state for one in found] == ["passed", "unknown"]
+        assert results.summary(found) == {"passed": 1, "failed": 0, "skipped": 0, "unknown": 1}
+
+
+class TestSlices:
+    def test_serial_specs_run_alone_and_last(self) -> None:
+        assert results.slices(["a", "b [Serial] b", "c", "d"], 2) == [["a", "c"], ["d"], ["b [Serial] b"]]
+
+    def test_the_focus_picks_the_named_specs_only(self) -> None:
+        names = ["[sig-storage] EmptyDir volumes should support (root,0644,tmpfs)", "a.b"]
+        focus = re.compile(results.focus(names))
+        assert focus.search(f"Kubernetes e2e suite {names[0]}")
+        assert not focus.search("[sig-storage] EmptyDir volumes should support (root,0666,tmpfs)")
+        assert not focus.search("aXb")
+
+
+class TestImages:
+    def test_names_come_from_the_suite_and_what_nobody_can_make_is_left_out(self) -> None:
+        listed = (
+            "registry.k8s.io/e2e-test-images/agnhost:2.63.0\nregistry.k8s.io/pause:3.10.2\n"
+            "registry.k8s.io/e2e-test-images/volume/nfs:1.6.0\ninvalid.registry.k8s.io/invalid/alpine:3.1\n"
+            "gcr.io/k8s-authenticated-test/agnhost:2.6\n"
+        )
+        assert images.wanted(listed) == {
+            "registry.k8s.io/e2e-test-images/agnhost:2.63.0": "agnhost",
+            "registry.k8s.io/pause:3.10.2": "pause",
+        }
+
+    @pytest.mark.parametrize("name", images.RECIPES)
+    def test_an_archive_holds_the_program_and_starts_it(self, name: str, tmp_path: Path) -> None:
+        config, layer = opened(name, tmp_path)
+        start = [*(config.get("Entrypoint") or []), *(config.get("Cmd") or [])]
+        found = {member.name: member for member in layer.getmembers()}
+        assert start
+        assert any(
+            place in found for place in (start[0].lstrip("/"), f"bin/{start[0]}", f"usr/local/bin/{start[0]}")
+        )
+        assert found["bin/sh"].linkname == "busybox"
+        assert found["tmp"].mode == 0o1777
+        assert len(found) == len(layer.getmembers())
+
+    def test_nonewprivs_is_setuid_and_nonroot_has_a_user(self, tmp_path: Path) -> None:
+        assert opened("nonewprivs", tmp_path)[1].getmember("usr/local/bin/nnp").mode == 0o6755
+        assert opened("nonroot", tmp_path)[0]["User"] == "1234"
+
+
+def opened(name: str, folder: Path) -> tuple[dict[str, Any], tarfile.TarFile]:
+    """(config, layer) of an image, made with a busybox that only lists its applets."""
+    busybox = folder / "busybox"
+    busybox.write_text("#!/bin/sh\nprintf 'busybox\\nsh\\nls\\nhttpd\\n'\n")
+    busybox.chmod(0o755)
+    for program in building.PROGRAMS:
+        (folder / program).write_bytes(b"program")
+    made = tarfile.open(fileobj=io.BytesIO(images.archive(name, building.Built(folder), busybox)))  # noqa: SIM115
+    manifest = json.loads(made.extractfile("manifest.json").read())[0]  # type: ignore[union-attr]
+    config = json.loads(made.extractfile(manifest["Config"]).read())  # type: ignore[union-attr]
+    layer = tarfile.open(fileobj=io.BytesIO(made.extractfile("layer.tar").read()))  # type: ignore[union-attr]  # noqa: SIM115
+    return config["config"], layer
