@@ -24,7 +24,7 @@ def scontrol(testbed: Testbed, *words: str) -> None:
 def partition(testbed: Testbed, host: str = "c3") -> Iterator[str]:
     """A partition of our own: what is done to it disturbs nobody."""
     name = f"t{uuid.uuid4().hex[:6]}"
-    scontrol(testbed, "create", f"PartitionName={name}", f"Nodes={host}", "State=UP")
+    scontrol(testbed, "create", f"PartitionName={name}", f"Nodes={host}", "State=UP", "DefMemPerCPU=100")
     try:
         yield name
     finally:
@@ -168,20 +168,20 @@ def test_a_partition_that_is_down_is_not_ready(kubectl: Kubectl, own: str) -> No
 
 
 def test_drained_hosts_make_a_node_not_ready_with_slurms_reason_and_it_goes_with_its_partition(
-    kubectl: Kubectl, own: str
+    kubectl: Kubectl, testbed: Testbed, own: str
 ) -> None:
-    name = f"s{uuid.uuid4().hex[:6]}"
-    testbed = kubectl.testbed
-    # A host that exists for Slurm alone: nobody's jobs can be on it.
-    scontrol(testbed, "create", f"NodeName={name}", "CPUs=1", "RealMemory=100", "State=FUTURE")
+    # Elsewhere nothing changes but that new jobs go to the other hosts for a moment.
+    scontrol(testbed, "update", "NodeName=c3", "State=DRAIN", "Reason=fans of rack 7 | call Ada")
     try:
-        scontrol(testbed, "create", f"PartitionName={name}", f"Nodes={name}", "State=UP")
-        scontrol(testbed, "update", f"NodeName={name}", "State=DOWN", "Reason=fans of rack 7 | call Ada")
-        eventually(lambda: kubectl("get", "node", name, check=False).ok, 40)
-        found = eventually(lambda: "Ada" in (one := ready(kubectl, name))["message"] and one, 40)
-        assert (found["status"], found["reason"]) == ("False", "NoUsableNodes")
-        assert "fans of rack 7 | call Ada" in found["message"]
+        with partition(testbed) as name:
+            eventually(lambda: kubectl("get", "node", name, check=False).ok, 30)
+            found = ready(kubectl, name)
+            assert (found["status"], found["reason"]) == ("False", "NoUsableNodes")
+            assert found["message"].endswith(": fans of rack 7 | call Ada")
+            assert ready(kubectl, own)["status"] == "False"
+            assert ready(kubectl, "batch")["status"] == "True"
     finally:
-        testbed.run(["scontrol", "delete", f"PartitionName={name}"], user="root", check=False)
-        testbed.run(["scontrol", "delete", f"NodeName={name}"], user="root", check=False)
-    eventually(lambda: not kubectl("get", "node", name, check=False).ok, 40)
+        scontrol(testbed, "update", "NodeName=c3", "State=RESUME")
+    eventually(lambda: not kubectl("get", "node", name, check=False).ok, 30)
+    eventually(lambda: not kubectl("get", "lease", name, "-n", "kube-node-lease", check=False).ok, 20)
+    eventually(lambda: ready(kubectl, own)["status"] == "True", 30)

@@ -176,8 +176,10 @@ def test_a_runner_speaks_for_its_own_pod_alone(testbed: Testbed, victim: Victim)
     hub = victim.cluster.read("hub.json")
     other = victim.kubectl.pod("other")["metadata"]["uid"]
 
+    job = victim.kubectl.job_id("other")
+
     def hello(pem: str, uid: str) -> str:
-        told = {"type": "hello", "protocol": 1, "pod_uid": uid, "job_id": "1", "host": "x", "has_pod": False}
+        told = {"type": "hello", "protocol": 1, "pod_uid": uid, "job_id": job, "host": "x", "has_pod": False}
         arguments = (
             hub["addresses"][0],
             str(hub["runner_port"]),
@@ -266,7 +268,7 @@ def test_no_secret_of_another_namespace(testbed: Testbed, victim: Victim, kubect
         if kubectl("create", "-f", "-", stdin=text, check=False).ok:
             created.append(pod_name)
     for pod_name in created:
-        told = eventually(lambda n=pod_name: [m for r, m in kubectl.events(n) if r == "Failed"], 20)  # type: ignore[misc]
+        told = eventually(lambda n=pod_name: [m for r, m in kubectl.events(n) if r.startswith("Failed")], 20)  # type: ignore[misc]
         assert "not found" in told[0]
         assert victim.marker not in kubectl("logs", pod_name, check=False).stdout
         assert kubectl.phase(pod_name) == "Pending"

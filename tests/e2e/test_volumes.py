@@ -200,7 +200,8 @@ def test_image_volumes(kubectl: Kubectl) -> None:
     kubectl.apply(
         mounting(
             "tools",
-            "ls /img/bin/busybox; ls /sub/busybox; touch /img/x 2>/dev/null || echo read-only; /img/bin/busybox true 2>/dev/null || echo no-exec",
+            "ls /img/bin/busybox /sub/busybox; touch /img/x 2>/dev/null || echo read-only;"
+            " /img/bin/busybox true 2>/dev/null || echo no-exec",
             {"name": "img", **source},
             mounts=[
                 {"name": "img", "mountPath": "/img"},

@@ -45,7 +45,7 @@ def environment(
 
 SOURCES = Sources(
     config_maps={"cm": {"A": b"from map", "B": b"b"}, "empty": {}},
-    secrets={"sec": {"A": b"from secret", "bin": b"\xff\xfe"}},
+    secrets={"sec": {"A": b"from secret"}, "raw": {"bin": b"\xff\xfe"}},
 )
 
 
@@ -96,7 +96,7 @@ def test_values_from_maps_secrets_and_fields() -> None:
 
 
 def test_bytes_that_are_no_text_are_refused() -> None:
-    env = [{"name": "X", "valueFrom": {"secretKeyRef": {"name": "sec", "key": "bin"}}}]
+    env = [{"name": "X", "valueFrom": {"secretKeyRef": {"name": "raw", "key": "bin"}}}]
     with pytest.raises(RefusedPod, match="variable 'X' is not UTF-8 text"):
         environment(SOURCES, env=env)
 
@@ -145,7 +145,7 @@ def test_what_is_missing_and_optional_is_left_out() -> None:
     [
         {"name": "X", "value": "a\0b"},
         {"name": "X=Y", "value": "a"},
-        {"name": "F", "valueFrom": {"fileKeyRef": {"volumeName": "v", "key": "k"}}},
+        {"name": "F", "valueFrom": {"somethingNew": {"key": "k"}}},
     ],
 )
 def test_a_variable_no_process_can_have_is_refused(variable: dict[str, Any]) -> None:

@@ -135,6 +135,9 @@ def test_scratch_of_others_is_not_used(tmp_path: Path) -> None:
     fresh = choose_base(environ, uid, 77)
     assert fresh != str(expected)
     assert Path(fresh).stat().st_mode & 0o777 == 0o700
+    assert choose_base(environ, uid, 77) == fresh
+    Path(fresh).chmod(0o755)
+    assert choose_base(environ, uid, 77) not in (fresh, str(expected))
     expected.rmdir()
     (tmp_path / "mine").mkdir(mode=0o700)
     expected.symlink_to(tmp_path / "mine")
@@ -195,7 +198,7 @@ def test_overlay_paths_are_escaped() -> None:
 
 
 def test_the_hosts_file() -> None:
-    text = hosts_file(HostNetwork("pod1", "10.0.0.1"), [["1.2.3.4", "a", "b"]])
+    text = hosts_file(HostNetwork("pod1", "10.0.0.1"), ["pod1.sub", "pod1"], [["1.2.3.4", "a", "b"]])
     assert text.startswith("# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n")
     assert "10.0.0.1\tpod1\n" in text
     assert text.endswith("# Entries added by HostAliases.\n1.2.3.4\ta\tb\n")

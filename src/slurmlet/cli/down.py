@@ -18,7 +18,7 @@ from slurmlet.controlplane.using import default_cluster
     default=default_cluster,
     help="Which cluster. [default: $SLURMLET_CLUSTER or 'default']",
 )
-@click.option("--purge", is_flag=True, help="Forget its data too: objects, logs, keys.")
+@click.option("--purge", is_flag=True, help="Forget its data too: objects, logs, keys, persistent volumes.")
 @click.option("--yes", is_flag=True, help="Do not ask before --purge.")
 @click.option("--force", is_flag=True, help="Also when it was started on another host that is gone for good.")
 def command(cluster: str, purge: bool, yes: bool, force: bool) -> None:
@@ -27,7 +27,9 @@ def command(cluster: str, purge: bool, yes: bool, force: bool) -> None:
 
     files = ClusterFiles.named(cluster)
     if purge and not yes and sys.stdin.isatty():
-        click.confirm(f"Remove {files.root} and everything in it?", abort=True, err=True)
+        volumes = len(list(files.volumes.iterdir())) if files.volumes.is_dir() else 0
+        with_them = f", with the data of {volumes} persistent volumes" if volumes else ""
+        click.confirm(f"Remove {files.root} and everything in it{with_them}?", abort=True, err=True)
     done = down(files, purge=purge, force=force)
     jobs = f", {done.cancelled_jobs} Slurm jobs cancelled" if done.cancelled_jobs else ""
     state = "is stopped" if done.was_running else "was not running"

@@ -20,6 +20,7 @@ from slurmlet.base.addressing import host_name
 from slurmlet.base.console import Steps, say
 from slurmlet.base.errors import SlurmletError
 from slurmlet.base.layout import ClusterFiles
+from slurmlet.base.processes import run
 from slurmlet.controlplane import config as configs
 from slurmlet.controlplane.components import HUB
 from slurmlet.controlplane.runfiles import (
@@ -36,6 +37,7 @@ from slurmlet.controlplane.slurmjobs import cancel_all
 _STOP_S = 60.0
 _HUB_STOP_S = 20.0
 _KILL_S = 10.0
+_REMOVE_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def down(
         _forget(files)
         if purge and problem is None:
             with steps.step("data"):
-                remove_tree(files.root)
+                _remove_data(files.root)
     if problem is not None:
         raise SlurmletError(
             f"the cluster is stopped, but its Slurm jobs may still run: {problem.message}",
@@ -126,6 +128,15 @@ def _recorded(state: dict[str, Any]) -> ProcessIdentity | None:
 def _forget(files: ClusterFiles) -> None:
     for path in (run_files(files).supervisor, run_files(files).components, files.hub):
         path.unlink(missing_ok=True)
+
+
+def _remove_data(root: Path) -> None:
+    try:
+        remove_tree(root)
+    except PermissionError:
+        # Where users have subordinate ids, volumes hold files of other users; a process of its own becomes those.
+        argv = [sys.executable, "-P", "-m", "slurmlet.runner.removing", str(root)]
+        run(argv, timeout_s=_REMOVE_S)
 
 
 def remove_tree(root: Path) -> None:

@@ -94,6 +94,7 @@ class RunnerLink:
         self.uid = uid
         self.hello = hello
         self.has_pod = bool(hello.get("has_pod"))
+        self.ephemeral: set[str] = set()  # ephemeral containers handed over on this link
         self._writer = writer
         self._streams: dict[int, Stream] = {}
         self._last_stream = 0

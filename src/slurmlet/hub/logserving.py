@@ -40,7 +40,8 @@ async def serve_logs(request: web.Request, settings: Settings, pods: Pods) -> we
 def _check_known(worker: PodWorker, container: str) -> None:
     """The name becomes part of a path. The API server checks it, but not for those who come through nodes/proxy."""
     spec, pod = worker.state.pod["spec"], worker.state.pod["metadata"]["name"]
-    if container not in {one["name"] for one in (*spec.get("initContainers", ()), *spec["containers"])}:
+    every = (*(spec.get("initContainers") or ()), *spec["containers"], *(spec.get("ephemeralContainers") or ()))
+    if container not in {one["name"] for one in every}:
         raise web.HTTPNotFound(text=f'container "{container}" not found in pod "{pod}"\n')
 
 
@@ -92,7 +93,7 @@ def _check_started(worker: PodWorker, container: str, previous: bool) -> None:
 
 def _report_of(worker: PodWorker, container: str) -> Mapping[str, Any] | None:
     report = worker.state.report or {}
-    for kind in ("containers", "init_containers"):
+    for kind in ("containers", "init_containers", "ephemeral_containers"):
         if container in (report.get(kind) or {}):
             found: Mapping[str, Any] = report[kind][container]
             return found

@@ -47,6 +47,7 @@ class PodState:
         self.missing_s = 0.0  # how long to wait before the next look for what is missing
         # While it runs
         self.delivered: Record | None = None  # what its runner has in volumes of files
+        self.refused_ephemeral: dict[str, tuple[str, str]] = {}  # name → (reason, message)
         # On the way out
         self.stop_sent_grace_s: int | None = None
         self.cancelled = False

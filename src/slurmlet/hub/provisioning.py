@@ -32,6 +32,7 @@ Work = Callable[[], Awaitable[None]]
 _CLASSES = "/apis/storage.k8s.io/v1/storageclasses"
 _CLAIM, _VOLUME = "PersistentVolumeClaim", "PersistentVolume"
 _RETRY_S = 15.0
+_API_RETRY_S = 1.0
 _REMOVE_TIMEOUT_S = 3600.0
 # Several changes in a row make one pass.
 _SETTLE_S = 0.02
@@ -76,11 +77,18 @@ class Provisioner:
 
     async def _make_classes(self) -> None:
         for wanted in claims.storage_classes():
-            try:
-                await self._client.create(_CLASSES, wanted)
-            except ApiError as error:
-                if error.status != 409:
-                    log.warning("storage class %s: %s", wanted["metadata"]["name"], error.message)
+            while not await self._made(wanted):
+                await asyncio.sleep(_API_RETRY_S)
+
+    async def _made(self, wanted: Obj) -> bool:
+        """Whether the class is there, by us or by somebody else; one that is refused for good is only told of."""
+        try:
+            await self._client.create(_CLASSES, wanted)
+        except ApiError as error:
+            if error.status != 409:
+                log.warning("storage class %s: %s", wanted["metadata"]["name"], error.message)
+                return not error.transient
+        return True
 
     async def _work(self, tasks: asyncio.TaskGroup) -> None:
         while True:

@@ -27,6 +27,7 @@ async def write_status(client: ApiClient, state: PodState) -> None:
             refused=state.refused,
             failed=state.failed,
             place=state.place,
+            refused_ephemeral=state.refused_ephemeral,
             image_ids={name: image.repo_digest for name, image in state.images.items()},
         )
     )

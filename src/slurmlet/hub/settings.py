@@ -31,7 +31,8 @@ class Settings:
     calm_poll_s: float = 10.0
     lease_s: int = 40
     lease_renew_s: float = 10.0
-    partition_poll_s: float = 20.0
+    # As often as a kubelet looks at its node.
+    partition_poll_s: float = 10.0
     sbatch_at_once: int = 8
     pulls_at_once: int = 3
 

@@ -128,7 +128,11 @@ async def _sources(tools: Tools, state: PodState) -> Sources:
 
 def _refuse(tools: Tools, state: PodState, error: RefusedPod) -> None:
     state.refused = (error.reason, error.message)
-    tools.events.pod_event(state.pod, "Warning", error.reason, f"{error.message}. {error.hint}".strip())
+    text = f"{error.message}. {error.hint}".strip()
+    # What a kubelet finds out when it creates the container, it tells in other words.
+    is_kubelets = error.reason == "CreateContainerConfigError"
+    reason, text = ("Failed", f"Error: {text}") if is_kubelets else (error.reason, text)
+    tools.events.pod_event(state.pod, "Warning", reason, text)
 
 
 def _wait_for_slurm(tools: Tools, state: PodState, error: CommandError) -> float:

@@ -16,6 +16,7 @@ from typing import Any
 from slurmlet.base.errors import SlurmletError
 from slurmlet.base.files import read_json
 from slurmlet.hub import ending, starting
+from slurmlet.hub.debugging import send_ephemeral
 from slurmlet.hub.links import LinkLost, RunnerLink
 from slurmlet.hub.podstate import PodState
 from slurmlet.hub.reporting import write_status
@@ -24,6 +25,7 @@ from slurmlet.kube.client import ApiError
 from slurmlet.model import jobstates
 from slurmlet.model.downward import Place
 from slurmlet.model.ids import JobId
+from slurmlet.model.resizing import is_new_resize, resize_event
 
 log = logging.getLogger(__name__)
 Obj = dict[str, Any]
@@ -198,8 +200,14 @@ class PodWorker:
                 return _SOON_S
         if state.job_over and state.report is None:
             self._tools.pacer.stillborn(state.pod)
+        if state.job_id is not None and is_new_resize(state.pod):
+            text = resize_event(state.pod)
+            self._tools.events.pod_event(state.pod, "Warning", "ResizeInfeasible", text)
+        delay_s = None
+        if state.live_link is not None and not state.runner_done and state.pod["spec"].get("ephemeralContainers"):
+            delay_s = await send_ephemeral(self._tools, state, state.live_link)
         await write_status(self._tools.client, state)
-        return None
+        return delay_s
 
     def _tell_pending(self) -> None:
         state = self.state

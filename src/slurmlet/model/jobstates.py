@@ -50,7 +50,10 @@ _TABLE: dict[str, _Row] = {
     "CANCELLED": _Row(Stage.ENDED, "JobCancelled", "was cancelled"),
     "TIMEOUT": _Row(Stage.ENDED, "JobTimeout", "reached its time limit"),
     "DEADLINE": _Row(Stage.ENDED, "JobDeadline", "missed its deadline"),
-    "OUT_OF_MEMORY": _Row(Stage.ENDED, "OutOfMemory", "was killed for using more memory than it asked for"),
+    # Also of a job in which one process was killed and the runner went on: then its report tells the rest.
+    "OUT_OF_MEMORY": _Row(
+        Stage.ENDED, "OutOfMemory", "was killed for using more memory than it asked for", by_itself=True
+    ),
     "NODE_FAIL": _Row(Stage.ENDED, "NodeFailure", "lost its node"),
     "BOOT_FAIL": _Row(Stage.ENDED, "NodeFailure", "ended because its node did not boot"),
     "PREEMPTED": _Row(Stage.ENDED, "Preempted", "was preempted by another job"),

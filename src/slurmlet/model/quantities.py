@@ -33,11 +33,10 @@ def ceil(value: Fraction) -> int:
 
 
 def canonical(value: Fraction, like: object) -> str:
-    """The one way Kubernetes writes a value, in binary or decimal units as `like` is written."""
-    binary = str(like).endswith("i") and abs(value) >= 2**10
-    steps = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei") if binary else ("n", "u", "m", "", "k", "M", "G", "T", "P", "E")
-    for suffix in reversed(steps):
+    """The one way Kubernetes writes a value, in binary units (where they fit) or decimal ones, as `like` is written."""
+    binary = ("Ei", "Pi", "Ti", "Gi", "Mi", "Ki") if str(like).endswith("i") else ()
+    for suffix in (*binary, "E", "P", "T", "G", "M", "k", "", "m", "u", "n"):
         scaled = value / _SUFFIXES[suffix]
-        if scaled.denominator == 1 and value:
+        if value and scaled.denominator == 1:
             return f"{scaled.numerator}{suffix}"
-    return str(ceil(value))
+    return "0"

@@ -88,7 +88,8 @@ def _in_bytes(name: str) -> bool:
 def same(left: Mapping[str, Any] | None, right: Mapping[str, Any] | None) -> bool:
     """Whether two resource requirements are equal, however they are written."""
     return all(
-        _amounts((left or {}).get(kind)) == _amounts((right or {}).get(kind)) for kind in ("requests", "limits")
+        _amounts((left or {}).get(kind)) == _amounts((right or {}).get(kind))
+        for kind in ("requests", "limits")
     )
 
 
@@ -111,7 +112,9 @@ def qos_class(spec: Mapping[str, Any]) -> str:
     guaranteed = True
     # Resources of the pod as a whole, where it has any, count alone.
     holders = (
-        [spec] if spec.get("resources") else [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]
+        [spec]
+        if spec.get("resources")
+        else [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]
     )
     for holder in holders:
         given = (holder.get("resources") or {}).get("limits") or {}

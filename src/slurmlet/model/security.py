@@ -66,9 +66,7 @@ def _sysctls(spec: Obj, context: Obj) -> Iterator[Problem]:
         elif name not in _OWN_SYSCTLS:
             yield Problem(field, f"{forbidden} not allowlisted", remedy, "SysctlForbidden")
         elif spec.get("hostIPC"):
-            yield Problem(
-                field, f"{forbidden} not allowed with host ipc enabled", remedy, "SysctlForbidden"
-            )
+            yield Problem(field, f"{forbidden} not allowed with host ipc enabled", remedy, "SysctlForbidden")
 
 
 def container_security(pod: Obj, container: Obj, image_user: str) -> dict[str, Any]:
@@ -104,17 +102,13 @@ def container_security(pod: Obj, container: Obj, image_user: str) -> dict[str, A
 def _check_not_root(pod: Obj, container: Obj, uid: int | None, image_user: str) -> None:
     """The kubelet's rule and words: what cannot be shown to be another than root is not started."""
     metadata = pod["metadata"]
-    where = (
-        f'(pod: "{metadata["name"]}_{metadata["namespace"]}({metadata["uid"]})", container: {container["name"]})'
-    )
+    where = f'(pod: "{metadata["name"]}_{metadata["namespace"]}({metadata["uid"]})", container: {container["name"]})'
     name = image_user.partition(":")[0]
     told = ""
     if uid is not None:
         told = "container's runAsUser breaks non-root policy" if uid == 0 else ""
     elif name and not name.isdigit():
-        told = (
-            f"container has runAsNonRoot and image has non-numeric user ({name}), cannot verify user is non-root"
-        )
+        told = f"container has runAsNonRoot and image has non-numeric user ({name}), cannot verify user is non-root"
     elif int(name or 0) == 0:
         told = "container has runAsNonRoot and image will run as root"
     if told:

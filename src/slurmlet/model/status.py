@@ -10,11 +10,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from slurmlet.model import resizing
 from slurmlet.model.downward import Place
 from slurmlet.model.jobstates import Fate, Stage
 from slurmlet.model.resources import qos_class
+from slurmlet.model.volumes import mount_status
 
 Obj = Mapping[str, Any]
+_REPORTED = {
+    "initContainers": "init_containers", "containers": "containers", "ephemeralContainers": "ephemeral_containers",
+}  # fmt: skip
+_MAX_LAST_WORDS_BYTES = 12 << 10
+# Ends that are not the pod's own doing: a Job with a podFailurePolicy need not count them.
+_DISRUPTIONS = ("Preempted", "NodeFailure")
 
 
 @dataclass(frozen=True)
@@ -32,11 +40,13 @@ class Facts:
     failed: tuple[str, str] | None = None  # the hub gave the pod up, whatever else is known
     place: Place | None = None
     image_ids: Mapping[str, str] | None = None
+    refused_ephemeral: Mapping[str, tuple[str, str]] | None = None  # by the container's name
 
 
 def pod_status(facts: Facts) -> dict[str, Any]:
     containers = _statuses(facts, "containers")
     init = _statuses(facts, "initContainers")
+    ephemeral = _statuses(facts, "ephemeralContainers")
     phase, reason, message = _phase(facts, containers, init)
     old = facts.pod.get("status") or {}
     status: dict[str, Any] = {
@@ -51,6 +61,11 @@ def pod_status(facts: Facts) -> dict[str, Any]:
     }
     if init:
         status["initContainerStatuses"] = init
+    if ephemeral:
+        status["ephemeralContainerStatuses"] = ephemeral
+    if facts.job_id:
+        status.update(resizing.pod_amounts(facts.pod))
+    _trim_messages(containers + init + ephemeral)
     if facts.place is not None and facts.place.host_ip:
         status["hostIP"] = facts.place.host_ip
         status["hostIPs"] = [{"ip": facts.place.host_ip}]
@@ -65,16 +80,27 @@ def is_terminal(status: Obj) -> bool:
 
 
 def _statuses(facts: Facts, kind: str) -> list[dict[str, Any]]:
-    reports: Obj = {}
-    if facts.report is not None:
-        reports = facts.report.get("init_containers" if kind == "initContainers" else "containers") or {}
+    reports: Obj = (facts.report or {}).get(_REPORTED[kind]) or {}
     return [
-        _container_status(facts, container, reports.get(container["name"]), kind == "initContainers")
-        for container in facts.pod["spec"].get(kind, ())
+        _container_status(facts, container, reports.get(container["name"]), kind)
+        for container in facts.pod["spec"].get(kind) or ()
     ]
 
 
-def _container_status(facts: Facts, container: Obj, report: Obj | None, is_init: bool) -> dict[str, Any]:
+def _trim_messages(statuses: list[dict[str, Any]]) -> None:
+    """Last words of all containers together stay within the kubelet's bounds."""
+    most = _MAX_LAST_WORDS_BYTES // max(1, len(statuses))
+    for status in statuses:
+        for state in (status["state"], status["lastState"]):
+            ended = state.get("terminated") or {}
+            if len(ended.get("message", "").encode()) > most:
+                ended["message"] = ended["message"].encode()[:most].decode(errors="ignore")
+
+
+def _container_status(facts: Facts, container: Obj, report: Obj | None, kind: str) -> dict[str, Any]:
+    is_init = kind == "initContainers"
+    # Nothing waits for an ephemeral container, so one that never ran is not missing at the end either.
+    may_be_missing = kind != "containers"
     status: dict[str, Any] = {
         "name": container["name"],
         "image": container["image"],
@@ -85,13 +111,21 @@ def _container_status(facts: Facts, container: Obj, report: Obj | None, is_init:
         "state": {"waiting": _waiting(facts, container, is_init)},
         "lastState": {},
     }
-    if _is_lost(facts, report or {}, is_init):
+    if container.get("volumeMounts"):
+        status["volumeMounts"] = [mount_status(mount) for mount in container["volumeMounts"]]
+    if facts.job_id and kind != "ephemeralContainers":
+        status.update(resizing.container_amounts(facts.pod, container))
+    if _is_lost(facts, report or {}, may_be_missing):
         status["state"] = _lost_state(facts, report or {})
     if report is None:
         return status
     status["restartCount"] = report.get("restart_count", 0)
-    if not _is_lost(facts, report, is_init):
+    if not _is_lost(facts, report, may_be_missing):
         status["state"] = _state(report)
+    if report.get("user"):
+        user = report["user"]
+        groups = {"supplementalGroups": user["groups"]} if user["groups"] else {}
+        status["user"] = {"linux": {"uid": user["uid"], "gid": user["gid"], **groups}}
     status["lastState"] = {"terminated": _terminated(report["last"])} if report.get("last") else {}
     running = "running" in status["state"]
     status["started"] = bool(report.get("started")) and running
@@ -107,6 +141,9 @@ def _container_status(facts: Facts, container: Obj, report: Obj | None, is_init:
 
 def _waiting(facts: Facts, container: Obj, is_init: bool) -> dict[str, str]:
     waiting = facts.waiting or {}
+    refused = (facts.refused_ephemeral or {}).get(container["name"])
+    if refused:
+        return {"reason": refused[0], "message": refused[1]}
     found = waiting.get(container["image"]) or waiting.get("")
     if facts.refused:
         found = facts.refused
@@ -142,13 +179,13 @@ def _terminated(report: Obj) -> dict[str, Any]:
     return terminated
 
 
-def _is_lost(facts: Facts, report: Obj, is_init: bool) -> bool:
+def _is_lost(facts: Facts, report: Obj, may_be_missing: bool) -> bool:
     """Whether the job ended before this container did. What never had its turn keeps waiting, as with a kubelet."""
     over = facts.fate is not None and facts.fate.stage is Stage.ENDED
     if not over or _done(facts) or facts.refused or report.get("state") == "terminated":
         return False
     began = report.get("state") == "running" or bool(report.get("last"))
-    return began or (not is_init and _initialised(facts))
+    return began or (not may_be_missing and _initialised(facts))
 
 
 def _lost_state(facts: Facts, report: Obj) -> dict[str, Any]:
@@ -169,7 +206,8 @@ def _lost_state(facts: Facts, report: Obj) -> dict[str, Any]:
 def _known_image_id(facts: Facts, container: Obj) -> str:
     """What the object says already: a hub that was started anew has not looked at the images of running pods."""
     old = facts.pod.get("status") or {}
-    every = (*(old.get("initContainerStatuses") or ()), *(old.get("containerStatuses") or ()))
+    kinds = ("initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses")
+    every = [one for kind in kinds for one in old.get(kind) or ()]
     return next((str(one.get("imageID") or "") for one in every if one["name"] == container["name"]), "")
 
 
@@ -244,6 +282,7 @@ def _conditions(
     unready = [one["name"] for one in must_be_ready if not one["ready"]]
     ready = not unready and not ended
     why = _unready_why(phase, unready)
+    gates_why = _closed_gates(facts.pod) if ready else why
     incomplete = [one["name"] for one in init if not _init_done(facts, one)]
     init_why = ("ContainersNotInitialized", f"containers with incomplete status: [{' '.join(incomplete)}]")
     sandbox = facts.report is not None and not ended
@@ -252,10 +291,42 @@ def _conditions(
         _condition(facts, "Initialized", True, ("PodCompleted", ""))
         if phase == "Succeeded"
         else _condition(facts, "Initialized", init_done, ("", "") if init_done else init_why),
-        _condition(facts, "Ready", ready, why),
+        _condition(facts, "Ready", ready and not gates_why[0], gates_why),
         _condition(facts, "ContainersReady", ready, why),
         _condition(facts, "PodScheduled", True, ("", "")),
+        *_resize(facts, ended),
+        *_disruption(facts, phase),
     ]
+
+
+def _closed_gates(pod: Obj) -> tuple[str, str]:
+    """Why a pod whose containers are ready is not: conditions that others have yet to write."""
+    known = {one["type"]: one["status"] for one in (pod.get("status") or {}).get("conditions") or ()}
+    told = []
+    for gate in pod["spec"].get("readinessGates") or ():
+        type_ = gate["conditionType"]
+        if type_ not in known:
+            told.append(f'corresponding condition of pod readiness gate "{type_}" does not exist.')
+        elif known[type_] != "True":
+            told.append(f'the status of pod readiness gate "{type_}" is not "True", but {known[type_]}')
+    return ("ReadinessGatesNotReady", ", ".join(told)) if told else ("", "")
+
+
+def _resize(facts: Facts, ended: bool) -> list[dict[str, Any]]:
+    wanted = resizing.resize_condition(facts.pod) if facts.job_id and not ended else None
+    if wanted is not None:
+        return [_condition(facts, resizing.PENDING, True, (wanted["reason"], wanted["message"]))]
+    known = (facts.pod.get("status") or {}).get("conditions") or ()
+    if any(one["type"] == resizing.PENDING for one in known):
+        return [{"$patch": "delete", "type": resizing.PENDING}]
+    return []
+
+
+def _disruption(facts: Facts, phase: str) -> list[dict[str, Any]]:
+    fate = facts.fate
+    if phase != "Failed" or fate is None or fate.stage is not Stage.ENDED or fate.reason not in _DISRUPTIONS:
+        return []
+    return [_condition(facts, "DisruptionTarget", True, ("TerminationByKubelet", fate.message))]
 
 
 def _init_done(facts: Facts, status: Obj) -> bool:

@@ -140,6 +140,16 @@ def mount_plans(container: Obj, environment: Mapping[str, str]) -> Iterator[dict
         }
 
 
+def mount_status(mount: Obj) -> dict[str, Any]:
+    """A mount as the container's status shows it, in the form the API server keeps."""
+    status = {"name": mount["name"], "mountPath": mount["mountPath"]}
+    if not mount.get("readOnly"):
+        return status
+    # "IfPossible" is up to the node's kernel, so nothing is promised for it.
+    recursive = "Enabled" if mount.get("recursiveReadOnly") == "Enabled" else "Disabled"
+    return {**status, "readOnly": True, "recursiveReadOnly": recursive}
+
+
 def sub_path(container: Obj, mount: Obj, environment: Mapping[str, str]) -> str:
     """subPath, or subPathExpr with the container's variables put in."""
     template = mount.get("subPathExpr")

@@ -85,6 +85,10 @@ _MASKED = [
 _READ_ONLY = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"]
 
 
+class NotHonoured(Exception):
+    """The plan asks for what this node cannot give; the message names the field and the remedy."""
+
+
 class Mount(NamedTuple):
     source: str
     path: str
@@ -152,6 +156,13 @@ def process(plan: Dict[str, Any], facts: Facts, argv: List[str], tty: bool) -> D
         "capabilities": granted,
         "noNewPrivileges": bool(plan.get("no_new_privs")),
     }
+
+
+def identity(facts: Facts) -> Dict[str, Any]:
+    """Who the first process is, as it can see itself: with one uid there are no further groups."""
+    user = facts.user
+    others = () if facts.mapping.kind == SINGLE else user.groups
+    return {"uid": user.uid, "gid": user.gid, "groups": [user.gid, *others]}
 
 
 def environment(plan: Dict[str, Any], user: User, tty: bool) -> List[str]:

@@ -15,6 +15,7 @@ from slurmlet.runner.backoff import Backoff, spoken
 from slurmlet.runner.context import PodContext, etc_mounts
 from slurmlet.runner.logfiles import LogWriter, last_words
 from slurmlet.runner.loop import Timer
+from slurmlet.runner.outofmemory import score_above_own
 from slurmlet.runner.outputs import Outputs
 from slurmlet.runner.probing import Probes
 from slurmlet.runner.runtime import Start
@@ -22,7 +23,7 @@ from slurmlet.runner.terminating import Termination
 from slurmlet.runner.unpacking import find_unpacked, remove_tree, unpack_once
 from slurmlet.runner.volumes import VolumeError
 
-INIT, SIDECAR, MAIN = "init", "sidecar", "main"
+INIT, SIDECAR, MAIN, EPHEMERAL = "init", "sidecar", "main", "ephemeral"
 MAX_CREATE_FAILURES = 5
 _MAX_MESSAGE_BYTES = 4096
 
@@ -32,6 +33,8 @@ class Container:
         self, context: PodContext, plan: Dict[str, Any], kind: str, on_change: Callable[[Container], None]
     ) -> None:
         self.plan, self.kind, self.name = plan, kind, str(plan["name"])
+        # As it came; `plan` may be filled in anew for each run.
+        self._asked = plan
         self._context, self._on_change = context, on_change
         self.report = reporting.new_container_report(
             "PodInitializing" if kind == MAIN else "ContainerCreating"
@@ -49,6 +52,7 @@ class Container:
         self._probes: Optional[Probes] = None
         self._hook: Optional[Action] = None
         self._started_at = ""
+        self._oom_kills = 0
         self._finished_s = 0.0
         self._run = -1
         self._run_dir = ""
@@ -75,6 +79,11 @@ class Container:
     @property
     def log_dir(self) -> str:
         return os.path.join(self._context.pod.logs, self.name)
+
+    @property
+    def writable_dirs(self) -> List[str]:
+        """The writable layer of what runs now."""
+        return [os.path.join(self._run_dir, "upper")] if self._run_dir else []
 
     @property
     def run(self) -> int:
@@ -124,6 +133,9 @@ class Container:
         except VolumeError as problem:
             self._not_created(str(problem), problem.event, problem.reason)
             return
+        except (users.Unmapped, bundle.NotHonoured) as problem:
+            self._not_created(str(problem), reason="CreateContainerConfigError")
+            return
         except (OSError, users.UnknownUser) as problem:
             self._not_created(str(problem))
             return
@@ -139,6 +151,15 @@ class Container:
 
     def _find_facts(self, root: str) -> bundle.Facts:
         context = self._context
+        if self._asked.get("env_files"):
+            from slurmlet.runner import envfiles
+
+            self.plan = envfiles.resolve(self._asked, context.volumes.path)
+        if self.plan.get("seccomp") == "RuntimeDefault" and context.runtime.name != "crun":
+            raise bundle.NotHonoured(
+                "securityContext.seccompProfile: this node has no crun, and the runtime brought along cannot filter "
+                "calls; use type Unconfined, or ask for crun on the compute nodes"
+            )
         mounts = context.volumes.mounts(self.plan)
         mounts += etc_mounts(context.scratch, [mount.path for mount in mounts])
         message_path = self.plan.get("termination_message_path")
@@ -147,9 +168,25 @@ class Container:
                 os.chmod(self._message_file, 0o666)  # noqa: S103 - for any user of the container; scratch is 0700
             mounts.append(bundle.Mount(self._message_file, str(message_path), False))
         user = users.resolve(root, self.plan.get("user") or {})
+        users.check_mapped(user, context.mapping)
         return bundle.Facts(
-            root, user, context.mapping, context.network.hostname(), mounts, context.pid_namespace
+            root,
+            user,
+            context.mapping,
+            context.network.hostname(),
+            mounts,
+            self._pid_namespace(),
+            context.ipc_dir,
+            score_above_own(),
         )
+
+    def _pid_namespace(self) -> str:
+        """The pod's, or that of the container an ephemeral one is to look at; "" for one of its own."""
+        if self._context.pid_namespace or not self.plan.get("target"):
+            return self._context.pid_namespace
+        if not self.plan.get("target_pid"):
+            raise bundle.NotHonoured(f"unable to find target container {self.plan['target']} among those that run")
+        return f"/proc/{self.plan['target_pid']}/ns/pid"
 
     @property
     def _message_file(self) -> str:
@@ -176,6 +213,7 @@ class Container:
             self._end_run(128, 0, "StartError", f"failed to start container: {error}", now)
             return
         self._pid = pid
+        self._oom_kills = self._context.oom.count()
         self.create_failures = 0
         self._started_at = reporting.now()
         self.event("Normal", "Started", "Container started")
@@ -198,8 +236,10 @@ class Container:
 
     def _now_running(self) -> None:
         self._probes = Probes(self._context, self, self.plan.get("probes") or {})
+        assert self.facts is not None
         self.report.update(
             state="running",
+            user=bundle.identity(self.facts),
             reason="",
             message="",
             started_at=self._started_at,
@@ -209,7 +249,7 @@ class Container:
             container_id=f"{self._context.runtime.name}://{self.container_id}",
             restart_count=self._run,
             started=self._probes.initially_started,
-            ready=self.kind != INIT and self._probes.initially_ready,
+            ready=self.kind not in (INIT, EPHEMERAL) and self._probes.initially_ready,
         )
         if not self._stopping:
             self._probes.begin()
@@ -235,13 +275,16 @@ class Container:
 
     def _exited(self, code: int, number: int) -> None:
         self._pid = 0
+        # Killed, not by us, and the kernel did kill for want of memory: what else should it have been?
+        starved = code == 137 and not self._termination.killed and self._context.oom.count() > self._oom_kills
         self._termination.over()
         if self._probes is not None:
             self._probes.close()
         if self._hook is not None:
             self._hook.cancel()
             self._hook = None
-        self._end_run(code, number, "Completed" if code == 0 else "Error", "", self._started_at)
+        reason = "OOMKilled" if starved else "Completed" if code == 0 else "Error"
+        self._end_run(code, number, reason, "", self._started_at)
 
     def _end_run(self, code: int, number: int, reason: str, message: str, started_at: str) -> None:
         assert self._outputs is not None

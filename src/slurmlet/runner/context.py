@@ -10,6 +10,7 @@ from slurmlet.runner.bundle import Mount
 from slurmlet.runner.children import Children
 from slurmlet.runner.claiming import PodDir
 from slurmlet.runner.loop import Loop
+from slurmlet.runner.outofmemory import KillCounter
 from slurmlet.runner.overlay import Roots
 from slurmlet.runner.reporting import Reporter
 from slurmlet.runner.runtime import Runtime
@@ -69,6 +70,9 @@ class PodContext(NamedTuple):
     plan: Dict[str, Any]
     # Of the pod's shared PID namespace, or "".
     pid_namespace: str
+    # Of what its containers share in IPC.
+    ipc_dir: str
+    oom: KillCounter
 
     @property
     def full_name(self) -> str:
@@ -76,28 +80,45 @@ class PodContext(NamedTuple):
         return f"{self.plan['name']}_{self.plan['namespace']}({self.plan['uid']})"
 
 
-def hosts_file(network: Network, extra: List[List[str]]) -> str:
+def hosts_file(network: Network, names: List[str], extra: List[List[str]]) -> str:
     lines = [
         "# Kubernetes-managed hosts file.",
         "127.0.0.1\tlocalhost",
         "::1\tlocalhost ip6-localhost ip6-loopback",
-        "fe00::\tip6-localnet",
-        "fe00::\tip6-mcastprefix",
+        "fe00::0\tip6-localnet",
+        "fe00::0\tip6-mcastprefix",
         "fe00::1\tip6-allnodes",
         "fe00::2\tip6-allrouters",
-        f"{network.address()}\t{network.hostname()}",
+        "\t".join([network.address(), *names]),
     ]
-    if extra:
-        lines += ["", "# Entries added by HostAliases."]
-        lines += ["\t".join(str(word) for word in entry) for entry in extra]
+    return "\n".join(lines) + "\n" + _aliases(extra)
+
+
+def host_hosts_file(extra: List[List[str]]) -> str:
+    """For a pod that asked for the host's network: what the host's own file says."""
+    try:
+        with open("/etc/hosts", encoding="utf-8", errors="replace") as file:
+            own = file.read()
+    except OSError:
+        own = ""
+    return "# Kubernetes-managed hosts file (host network).\n" + own + _aliases(extra)
+
+
+def _aliases(extra: List[List[str]]) -> str:
+    if not extra:
+        return ""
+    lines = ["", "# Entries added by HostAliases."]
+    lines += ["\t".join(str(word) for word in entry) for entry in extra]
     return "\n".join(lines) + "\n"
 
 
 def write_etc(scratch: Scratch, network: Network, plan: Dict[str, Any]) -> None:
     """hosts, hostname and resolv.conf: one set for the pod, as the kubelet does it."""
     directory = scratch.private_dir("etc")
+    names = [str(name) for name in plan.get("host_names") or [network.hostname()]]
+    extra = plan.get("hosts") or []
     contents = {
-        "hosts": hosts_file(network, plan.get("hosts") or []),
+        "hosts": host_hosts_file(extra) if plan.get("host_network") else hosts_file(network, names, extra),
         "hostname": network.hostname() + "\n",
         "resolv.conf": network.resolv_conf(),
     }

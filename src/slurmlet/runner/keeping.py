@@ -22,6 +22,11 @@ def begin(context: PodContext, lifecycle: Lifecycle) -> None:
         lifecycle.start()
         if any(has_limit(plan) for plan in (context.plan.get("volumes") or {}).values()):
             _watch_limits(context, lifecycle)
+        limits = context.plan.get("storage_limits") or {}
+        if limits.get("pod") or limits.get("containers"):
+            from slurmlet.runner.storage import StorageWatch
+
+            StorageWatch(context, lifecycle, lambda message: _evict(context, lifecycle, message)).start()
 
     context.volumes.prepare(context.children, prepared)
 
@@ -39,8 +44,14 @@ def _watch_limits(context: PodContext, lifecycle: Lifecycle) -> None:
     from slurmlet.runner import evicting
 
     def evict(message: str) -> None:
-        context.reporter.event("Warning", evicting.REASON, message)
-        context.reporter.problem(evicting.REASON, message)
-        lifecycle.stop(evicting.GRACE_S)
+        _evict(context, lifecycle, message)
 
     evicting.UsageWatch(context.loop, context.children, context.volumes.limited, evict).start()
+
+
+def _evict(context: PodContext, lifecycle: Lifecycle, message: str) -> None:
+    from slurmlet.runner import evicting
+
+    context.reporter.event("Warning", evicting.REASON, message)
+    context.reporter.problem(evicting.REASON, message)
+    lifecycle.stop(evicting.GRACE_S)

@@ -10,7 +10,7 @@ import time
 from typing import Any, Callable, Dict, List, Optional
 
 from slurmlet.runner import reporting
-from slurmlet.runner.containers import INIT, MAIN, MAX_CREATE_FAILURES, SIDECAR, Container
+from slurmlet.runner.containers import EPHEMERAL, INIT, MAIN, MAX_CREATE_FAILURES, SIDECAR, Container
 from slurmlet.runner.context import PodContext
 
 # What a sidecar gets when the containers before it used up the grace; the kubelet's minimum.
@@ -29,6 +29,9 @@ class Lifecycle:
         report = context.reporter.report
         report["init_containers"] = {each.name: each.report for each in self._init}
         report["containers"] = {each.name: each.report for each in self._main}
+        # Come while the pod runs, are never started again and count for nothing but themselves.
+        self._ephemeral: List[Container] = []
+        report["ephemeral_containers"] = {}
         self._next_init = 0
         self._main_started = False
         self._failed = False
@@ -39,7 +42,16 @@ class Lifecycle:
         return Container(self._context, plan, kind, self._changed)
 
     def find(self, name: str) -> Optional[Container]:
-        return next((each for each in (*self._main, *self._init) if each.name == name), None)
+        return next((each for each in self.all_containers() if each.name == name), None)
+
+    def add_ephemeral(self, plan: Dict[str, Any]) -> None:
+        """A container for looking into the running pod. One that is known already is left as it is."""
+        if self._done or self._stop_by_s is not None or self.find(str(plan["name"])) is not None:
+            return
+        container = self._make(plan, EPHEMERAL)
+        self._ephemeral.append(container)
+        self._context.reporter.report["ephemeral_containers"][container.name] = container.report
+        container.start()
 
     def start(self) -> None:
         self._context.reporter.changed()
@@ -79,7 +91,7 @@ class Lifecycle:
 
     def _over(self, container: Container) -> bool:
         """The container has ended for good."""
-        if self._failed:
+        if self._failed or container.kind == EPHEMERAL:
             return True
         if not container.terminated:
             return False
@@ -140,7 +152,7 @@ class Lifecycle:
 
     def _stop_all(self, by_s: float) -> None:
         left_s = by_s - time.monotonic()
-        first = [each for each in (*self._main, *self._init) if each.kind != SIDECAR and not each.ended]
+        first = [each for each in self.all_containers() if each.kind != SIDECAR and not each.ended]
         for each in first:
             each.stop(left_s)
         waiting = [each for each in first if not each.ended]
@@ -161,4 +173,4 @@ class Lifecycle:
         self._on_done(self.exit_code)
 
     def all_containers(self) -> List[Container]:
-        return [*self._init, *self._main]
+        return [*self._init, *self._main, *self._ephemeral]

@@ -89,7 +89,9 @@ class LogWriter:
     """
 
     def __init__(self, directory: str, restart_count: int, on_written: Callable[[], None]) -> None:
-        os.makedirs(directory, mode=0o700, exist_ok=True)
+        # The mode is that of the last one made; each is to be closed to others.
+        for path in (os.path.dirname(directory), directory):
+            os.makedirs(path, mode=0o700, exist_ok=True)
         self.path = os.path.join(directory, f"{restart_count}.log")
         self._fd = self._open()
         self._size_bytes = os.fstat(self._fd).st_size

@@ -16,11 +16,13 @@ from slurmlet.runner.context import HostNetwork, PodContext, write_etc
 from slurmlet.runner.lifecycle import Lifecycle
 from slurmlet.runner.link import Link
 from slurmlet.runner.loop import Loop
+from slurmlet.runner.outofmemory import KillCounter
 from slurmlet.runner.overlay import Roots
 from slurmlet.runner.reporting import Reporter
 from slurmlet.runner.runtime import NoRuntime, OciRuntime, find_runtime
 from slurmlet.runner.sandbox import Inside
 from slurmlet.runner.scratch import Scratch, choose_base
+from slurmlet.runner.sharing import Forbidden, share_ipc
 from slurmlet.runner.streams import Session, Stream, Streams, find_container
 from slurmlet.runner.volumes import Volumes
 
@@ -105,6 +107,10 @@ class Runner:
             self._stop(float(message.get("grace_s") or 0))
         elif kind == "volumes" and self._context is not None:
             keeping.refresh(self._context, message)
+        elif kind == "ephemeral" and self._lifecycle is not None:
+            from slurmlet.runner.ephemeral import start
+
+            start(self._lifecycle, message["container"])
         elif kind == "ack":
             self._reporter.acked(int(message.get("seq") or 0))
         elif kind == "open":
@@ -117,6 +123,11 @@ class Runner:
     def _begin(self, plan: Dict[str, Any]) -> None:
         try:
             self._context = self._make_context(plan)
+        except Forbidden as error:
+            self._reporter.event("Warning", "SysctlForbidden", str(error))
+            self._reporter.problem("SysctlForbidden", str(error))
+            self._end_without_pod(1)
+            return
         except (OSError, NoRuntime) as error:
             self._reporter.problem("NodeNotUsable", str(error))
             self._end_without_pod(1)
@@ -134,6 +145,9 @@ class Runner:
         network = HostNetwork(str(plan.get("hostname") or socket.gethostname()), self._address)
         write_etc(scratch, network, plan)
         executable = find_runtime(self._pod.cluster_dir)
+        # Before the runtime is looked at: it may hide cgroups.
+        oom = KillCounter()
+        ipc_dir = share_ipc(plan, scratch)
         pid_namespace = ""
         if plan.get("share_pid"):
             from slurmlet.runner.pausing import start_pause
@@ -154,6 +168,8 @@ class Runner:
             pod=self._pod,
             plan=plan,
             pid_namespace=pid_namespace,
+            ipc_dir=ipc_dir,
+            oom=oom,
         )
 
     def _sweep(self) -> None:

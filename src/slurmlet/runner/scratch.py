@@ -77,6 +77,11 @@ def choose_base(environ: Mapping[str, str], uid: int, name_uid: int) -> str:
         return path
     import tempfile
 
+    # One substitute for all: a squatter must not make us fill the disk with a copy of each image for each pod.
+    for name in sorted(os.listdir(parent)):
+        earlier = os.path.join(parent, name)
+        if name.startswith(f"slurmlet-{name_uid}-") and private_and_ours(earlier, uid):
+            return earlier
     fresh = tempfile.mkdtemp(prefix=f"slurmlet-{name_uid}-", dir=parent)
     print(f"{path} is not ours alone; using {fresh}", file=sys.stderr, flush=True)
     return fresh

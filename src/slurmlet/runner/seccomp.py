@@ -15,7 +15,16 @@ from typing import Any, Dict, Iterable, List, Optional
 _FAKED = [
     *("chown", "chown32", "fchown", "fchown32", "fchownat", "lchown", "lchown32"),
     *("setgroups", "setgroups32", "setuid", "setuid32", "setgid", "setgid32"),
-    *("setreuid", "setreuid32", "setregid", "setregid32", "setresuid", "setresuid32", "setresgid", "setresgid32"),
+    *(
+        "setreuid",
+        "setreuid32",
+        "setregid",
+        "setregid32",
+        "setresuid",
+        "setresuid32",
+        "setresgid",
+        "setresgid32",
+    ),
     *("setfsuid", "setfsuid32", "setfsgid", "setfsgid32"),
 ]
 _S_IFCHR, _S_IFBLK, _S_IFMT = 0o020000, 0o060000, 0o170000
@@ -23,8 +32,17 @@ _S_IFCHR, _S_IFBLK, _S_IFMT = 0o020000, 0o060000, 0o170000
 _FORBIDDEN = [
     # Keys are the user's, not the container's.
     *("add_key", "keyctl", "request_key"),
-    *("create_module", "get_kernel_syms", "query_module", "nfsservctl", "sysfs", "_sysctl", "uselib", "ustat"),
-    *("swapon", "swapoff", "kexec_load", "kexec_file_load", "vm86", "vm86old", "modify_ldt", "userfaultfd"),
+    *(
+        "create_module",
+        "get_kernel_syms",
+        "query_module",
+        "nfsservctl",
+        "sysfs",
+        "_sysctl",
+        "uselib",
+        "ustat",
+    ),
+    *("swapon", "swapoff", "kexec_load", "kexec_file_load", "vm86", "vm86old", "userfaultfd"),
     *("io_uring_setup", "io_uring_enter", "io_uring_register"),
 ]
 _FORBIDDEN_WITHOUT = {
@@ -32,7 +50,17 @@ _FORBIDDEN_WITHOUT = {
     "CAP_DAC_READ_SEARCH": ["open_by_handle_at"],
     "CAP_PERFMON": ["perf_event_open"],
     "CAP_SYS_ADMIN": [
-        *("mount", "umount", "umount2", "mount_setattr", "move_mount", "open_tree", "fsconfig", "fsmount", "fsopen"),
+        *(
+            "mount",
+            "umount",
+            "umount2",
+            "mount_setattr",
+            "move_mount",
+            "open_tree",
+            "fsconfig",
+            "fsmount",
+            "fsopen",
+        ),
         *("fspick", "setns", "unshare", "fanotify_init", "lookup_dcookie", "quotactl", "quotactl_fd"),
         *("setdomainname", "sethostname", "bpf", "perf_event_open", "syslog", "pivot_root"),
     ],
@@ -43,13 +71,19 @@ _FORBIDDEN_WITHOUT = {
     "CAP_SYS_PACCT": ["acct"],
     "CAP_SYS_PTRACE": ["kcmp", "pidfd_getfd", "process_madvise", "process_vm_readv", "process_vm_writev"],
     "CAP_SYS_RAWIO": ["iopl", "ioperm"],
-    "CAP_SYS_TIME": ["settimeofday", "stime", "clock_settime", "clock_settime64", "clock_adjtime", "clock_adjtime64"],
+    "CAP_SYS_TIME": [
+        "settimeofday",
+        "stime",
+        "clock_settime",
+        "clock_settime64",
+        "clock_adjtime",
+        "clock_adjtime64",
+    ],
     "CAP_SYSLOG": ["syslog"],
 }
 _EPERM, _ENOSYS = 1, 38
-# New mount, cgroup, UTS, IPC, user, PID, network and time namespaces.
-_CLONE_FLAGS = 0x7E020080
-_PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)
+# New mount, cgroup, UTS, IPC, user, PID and network namespaces.
+_CLONE_FLAGS = 0x7E020000
 
 
 def profile(*, fake: bool, restrict: bool, caps: Iterable[str] = ()) -> Optional[Dict[str, Any]]:
@@ -77,9 +111,6 @@ def _forbidden(caps: Any) -> List[Dict[str, Any]]:
     rules: List[Dict[str, Any]] = [{"names": names, "action": "SCMP_ACT_ERRNO", "errnoRet": _EPERM}]
     if "CAP_SYS_ADMIN" not in caps:
         rules += _no_new_namespaces()
-    # Execution domains other than Linux itself; all the words must differ for the rule to hit.
-    domains = [{"index": 0, "value": value, "op": "SCMP_CMP_NE"} for value in _PERSONALITIES]
-    rules.append({"names": ["personality"], "args": domains, "action": "SCMP_ACT_ERRNO", "errnoRet": _EPERM})
     return rules
 
 
@@ -89,9 +120,7 @@ def _no_new_namespaces() -> List[Dict[str, Any]]:
         flag = 1 << bit
         if flag & _CLONE_FLAGS:
             test = {"index": 0, "value": flag, "valueTwo": flag, "op": "SCMP_CMP_MASKED_EQ"}
-            rules.append(
-                {"names": ["clone"], "args": [test], "action": "SCMP_ACT_ERRNO", "errnoRet": _EPERM}
-            )
+            rules.append({"names": ["clone"], "args": [test], "action": "SCMP_ACT_ERRNO", "errnoRet": _EPERM})
     # Its flags lie in memory, where a filter cannot look: C libraries then fall back to clone.
     rules.append({"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": _ENOSYS})
     return rules

@@ -21,6 +21,8 @@ class Termination:
     def __init__(self, context: PodContext, container: Any) -> None:
         self._context, self._container = context, container
         self._under_way = False
+        # Whether the present run was ended by a SIGKILL of ours.
+        self.killed = False
         self._timer: Optional[Timer] = None
         self._hook: Optional[Action] = None
 
@@ -38,7 +40,7 @@ class Termination:
 
     def over(self) -> None:
         """The container has ended."""
-        self._under_way = False
+        self._under_way = self.killed = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -71,7 +73,9 @@ class Termination:
         pid = self._container.root_pid
         if not pid:
             return
-        if number == signal.SIGKILL and self._context.pid_namespace:
+        self.killed = self.killed or number == signal.SIGKILL
+        facts = self._container.facts
+        if number == signal.SIGKILL and facts is not None and facts.pid_namespace:
             for other in _sharing_mounts(pid):
                 _kill(other, number)
         _kill(pid, number)

@@ -5,10 +5,15 @@ from __future__ import annotations
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from slurmlet.runner.beneath import read_beneath
+from slurmlet.runner.sandbox import SINGLE, Mapping
 
 
 class UnknownUser(Exception):
     """The image names a user that its /etc/passwd does not have."""
+
+
+class Unmapped(Exception):
+    """A uid or gid that the user has none of on this node."""
 
 
 class User(NamedTuple):
@@ -31,9 +36,24 @@ def resolve(root: str, wanted: Dict[str, Any]) -> User:
     if gid is None:
         gid = int(row[3]) if row is not None and row[3].isdigit() else 0
     groups = [int(number) for number in wanted.get("groups") or []]
-    groups += _memberships(root, row[0]) if row is not None else []
+    if row is not None and not wanted.get("strict"):
+        groups += _memberships(root, row[0])
     others = tuple(dict.fromkeys(number for number in groups if number != gid))
     return User(int(uid), int(gid), others, row[5] if row is not None and row[5] else "/")
+
+
+def check_mapped(user: User, mapping: Mapping) -> None:
+    """With one uid anybody can be played; with subordinate ids there are just so many. Raises Unmapped."""
+    if mapping.kind == SINGLE:
+        return
+    asked = [("runAsUser", user.uid, mapping.uids), ("runAsGroup", user.gid, mapping.gids)]
+    asked += [("supplementalGroups", group, mapping.gids) for group in user.groups]
+    for field, number, count in asked:
+        if number >= count:
+            raise Unmapped(
+                f"securityContext.{field}: {number} is beyond the ids you have on this node (0 to {count - 1}); "
+                "choose a smaller one, or ask for more subordinate ids (/etc/subuid, /etc/subgid)"
+            )
 
 
 def _rows(root: str, path: str, columns: int) -> List[List[str]]:

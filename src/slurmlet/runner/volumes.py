@@ -79,7 +79,7 @@ class Volumes:
 
     def _mount(self, wanted: Dict[str, Any]) -> Mount:
         name = str(wanted["volume"])
-        source, plan = self._path(name), self._plans[name]
+        source, plan = self.path(name), self._plans[name]
         read_only = bool(wanted.get("read_only") or plan.get("read_only")) or plan["kind"] in (
             "files",
             "image",
@@ -91,7 +91,8 @@ class Volumes:
         options = _IMAGE_OPTIONS if plan["kind"] == "image" else ()
         return Mount(source, str(wanted["path"]), read_only, options)
 
-    def _path(self, name: str) -> str:
+    def path(self, name: str) -> str:
+        """Where the volume lies, made where this is its first use. Raises VolumeError."""
         if name not in self._paths:
             if name not in self._plans:
                 raise VolumeError(f"no volume named {name!r} in the pod")
@@ -193,6 +194,14 @@ class Volumes:
                 except (OSError, BadName) as error:
                     raise MountFailed(name, error) from error
             self._plans[name] = newer
+
+    def on_disk(self) -> List[str]:
+        """Where the emptyDirs are that take room on the node's disk."""
+        return [
+            path
+            for name, path in self._paths.items()
+            if self._plans[name]["kind"] == "empty" and self._plans[name].get("medium") != "Memory"
+        ]
 
     def limited(self) -> Dict[str, Tuple[str, int, str]]:
         """emptyDirs on disk that have a limit: name → (path, bytes, the limit as written)."""
