@@ -129,11 +129,21 @@ def exists(testbed: Testbed, host: str, path: str) -> bool:
 
 def traces(testbed: Testbed, marker: str, places: Sequence[str] = ("/tmp", "/var/tmp", "/home")) -> list[str]:
     """Files named after the marker, on any host: what a command hidden in data would have left."""
+    # An unpacked image holds what the image holds.
+    argv = [
+        "find",
+        *places,
+        "-xdev",
+        "-path",
+        "/tmp/slurmlet-*/images",
+        "-prune",
+        "-o",
+        "-name",
+        f"*{marker}*",
+        "-print",
+    ]
     found = []
     for host in testbed.plan.hosts:
-        argv = ["find", *places, "-xdev", "-name", f"*{marker}*"]
-        found += [
-            f"{host}:{line}"
-            for line in testbed.run(argv, host=host, user="root", check=False).stdout.splitlines()
-        ]
+        said = testbed.run(argv, host=host, user="root", check=False).stdout
+        found += [f"{host}:{line}" for line in said.splitlines()]
     return found

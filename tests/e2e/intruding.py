@@ -89,3 +89,23 @@ for where, folders, files in os.walk(sys.argv[1]):
         seen = os.lstat(path)
         print(oct(seen.st_mode & 0o777), seen.st_uid, path)
 """
+
+# file, marker: an image layer whose links lead out of it, and entries that go through those links.
+LAYER = """
+import io, sys, tarfile
+marker = sys.argv[2]
+with tarfile.open(sys.argv[1], "w") as tar:
+    def add(name, kind, target="", data=b""):
+        entry = tarfile.TarInfo(name)
+        entry.type, entry.linkname, entry.size, entry.mode = kind, target, len(data), 0o6777
+        tar.addfile(entry, io.BytesIO(data))
+    add("etc/hosts", tarfile.SYMTYPE, f"/home/user1/{marker}-hosts")
+    add("etc/resolv.conf", tarfile.SYMTYPE, f"../../../../../../../../home/user1/{marker}-resolv")
+    add("data", tarfile.SYMTYPE, "/home/user1")
+    add("up", tarfile.SYMTYPE, "../../../../../../../../home/user1")
+    add(f"up/{marker}-through-link", tarfile.REGTYPE, data=b"x")
+    add(f"data/{marker}-through-link", tarfile.REGTYPE, data=b"x")
+    add("passwd-link", tarfile.SYMTYPE, "/proc/1/root/etc/passwd")
+    add("disk", tarfile.BLKTYPE)
+    add("setuid", tarfile.REGTYPE, data=b"#!/bin/sh")
+"""

@@ -73,9 +73,11 @@ def fresh_namespace(testbed: Testbed) -> Iterator[str]:
     here = Kubectl(testbed, f"t-{uuid.uuid4().hex[:8]}")
     here("create", "namespace", here.namespace)
     eventually(lambda: here("get", "serviceaccount", "default", check=False).ok)
-    yield here.namespace
-    here("delete", "pods", "--all", "--grace-period=0", "--force", "--wait=false", check=False)
-    here("delete", "namespace", here.namespace, "--wait=false", check=False)
+    try:
+        yield here.namespace
+    finally:
+        here("delete", "pods", "--all", "--grace-period=0", "--force", "--wait=false", check=False)
+        here("delete", "namespace", here.namespace, "--wait=false", check=False)
 
 
 class Forward:

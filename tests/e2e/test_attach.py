@@ -43,7 +43,7 @@ def namespace(testbed: Any, cluster: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module", params=[WEBSOCKET, SPDY])
-def kubectl_(request: pytest.FixtureRequest, testbed: Any, namespace: str) -> Speaking:
+def speaker(request: pytest.FixtureRequest, testbed: Any, namespace: str) -> Speaking:
     return Speaking(testbed, namespace, request.param)
 
 
@@ -58,32 +58,32 @@ def run_argv(name: str, *options: str, command: str) -> list[str]:
 # Attach.
 
 
-def test_output_from_now_on_for_everybody_who_attaches(kubectl_: Speaking) -> None:
+def test_output_from_now_on_for_everybody_who_attaches(speaker: Speaking) -> None:
     time.sleep(1)
-    watchers = [kubectl_.start("attach", "ticker") for _ in range(2)]
+    watchers = [speaker.start("attach", "ticker") for _ in range(2)]
     try:
         seen = [[watcher.stdout.readline() for _ in range(8)] for watcher in watchers if watcher.stdout]
     finally:
         for watcher in watchers:
-            kubectl_.testbed.stop(watcher, grace_s=0)
+            speaker.testbed.stop(watcher, grace_s=0)
     assert all(line.startswith(b"tick ") for lines in seen for line in lines)
     assert b"tick 1\n" not in seen[0]
     assert len(set(seen[0]) & set(seen[1])) >= 3
     # Nobody watches now, and it goes on.
     last = int(seen[1][-1].split()[1])
-    eventually(lambda: f"tick {last + 5}\n" in kubectl_("logs", "ticker").stdout, 10)
-    assert restarts(kubectl_, "ticker") == 0
+    eventually(lambda: f"tick {last + 5}\n" in speaker("logs", "ticker").stdout, 10)
+    assert restarts(speaker, "ticker") == 0
 
 
-def test_input_for_the_process_and_an_input_that_stays_open(kubectl_: Speaking) -> None:
+def test_input_for_the_process_and_an_input_that_stays_open(speaker: Speaking) -> None:
     for word in (b"one", b"two"):
-        code, out, err = kubectl_.raw("attach", "-q", "-i", "reader", stdin=word + b"\n", timeout_s=20)
+        code, out, err = speaker.raw("attach", "-q", "-i", "reader", stdin=word + b"\n", timeout_s=20)
         assert (code, out, err) == (0, b"got " + word + b"\n", b"err " + word + b"\n")
-    assert kubectl_("exec", "reader", "--", "ls", "/over", check=False).code == 1
+    assert speaker("exec", "reader", "--", "ls", "/over", check=False).code == 1
 
 
-def test_large_output_byte_for_byte(kubectl_: Speaking) -> None:
-    watcher = kubectl_.start("attach", "-q", "-i", "reader")
+def test_large_output_byte_for_byte(speaker: Speaking) -> None:
+    watcher = speaker.start("attach", "-q", "-i", "reader")
     try:
         assert watcher.stdin is not None
         assert watcher.stdout is not None
@@ -91,13 +91,13 @@ def test_large_output_byte_for_byte(kubectl_: Speaking) -> None:
         watcher.stdin.flush()
         got = watcher.stdout.read(LARGE_BYTES)
     finally:
-        kubectl_.testbed.stop(watcher, grace_s=0)
-    wrote = kubectl_("exec", "reader", "--", "sha256sum", "/large").stdout.split()[0]
+        speaker.testbed.stop(watcher, grace_s=0)
+    wrote = speaker("exec", "reader", "--", "sha256sum", "/large").stdout.split()[0]
     assert hashlib.sha256(got).hexdigest() == wrote
 
 
-def test_a_terminal_on_the_containers_own_shell(kubectl_: Speaking) -> None:
-    first, second = (Terminal(kubectl_, "attach", "-q", "-it", "shell") for _ in range(2))
+def test_a_terminal_on_the_containers_own_shell(speaker: Speaking) -> None:
+    first, second = (Terminal(speaker, "attach", "-q", "-it", "shell") for _ in range(2))
     try:
         eventually(lambda: _answers(first, "stty size", "24 80"), 10)
         first.type("echo for all of $((40+2))\n")
@@ -111,7 +111,7 @@ def test_a_terminal_on_the_containers_own_shell(kubectl_: Speaking) -> None:
     finally:
         first.close()
         second.close()
-    again = Terminal(kubectl_, "attach", "-q", "-it", "shell")
+    again = Terminal(speaker, "attach", "-q", "-it", "shell")
     try:
         eventually(lambda: _answers(again, "echo still $((1+1)) here", "still 2 here"), 10)
         # The keys that leave without ending anything.
@@ -119,7 +119,7 @@ def test_a_terminal_on_the_containers_own_shell(kubectl_: Speaking) -> None:
         assert again.process.wait(15) == 0
     finally:
         again.close()
-    assert restarts(kubectl_, "shell") == 0
+    assert restarts(speaker, "shell") == 0
 
 
 def _answers(terminal: Terminal, command: str, answer: str) -> bool:
@@ -127,10 +127,10 @@ def _answers(terminal: Terminal, command: str, answer: str) -> bool:
     return answer in terminal.until("end-of-1\r\n")
 
 
-def test_what_cannot_be_attached_to(kubectl_: Speaking) -> None:
-    kubectl_.apply(pod(f"over-{kubectl_.protocol}", "true"))
-    kubectl_.wait_phase(f"over-{kubectl_.protocol}", "Succeeded")
-    refused = kubectl_("attach", f"over-{kubectl_.protocol}", check=False, timeout_s=20)
+def test_what_cannot_be_attached_to(speaker: Speaking) -> None:
+    speaker.apply(pod(f"over-{speaker.protocol}", "true"))
+    speaker.wait_phase(f"over-{speaker.protocol}", "Succeeded")
+    refused = speaker("attach", f"over-{speaker.protocol}", check=False, timeout_s=20)
     assert (refused.code, "completed pod" in refused.stderr) == (1, True)
 
 
@@ -157,31 +157,31 @@ def test_a_watcher_that_does_not_look_is_cut_off(testbed: Any, namespace: str) -
 # Run.
 
 
-def test_run_with_input_that_ends(kubectl_: Speaking) -> None:
+def test_run_with_input_that_ends(speaker: Speaking) -> None:
     """`kubectl run -i` asks for stdinOnce: the end of the client's input is the end of the container's."""
-    argv = run_argv(f"once-{kubectl_.protocol}", "-i", "--rm", command='cat; echo "over $?"; exit 5')
-    code, out, _ = kubectl_.raw(*argv, stdin=b"some\nlines\n", timeout_s=40)
+    argv = run_argv(f"once-{speaker.protocol}", "-i", "--rm", command='cat; echo "over $?"; exit 5')
+    code, out, _ = speaker.raw(*argv, stdin=b"some\nlines\n", timeout_s=40)
     assert (code, out) == (5, b"some\nlines\nover 0\n")
-    assert kubectl_("get", "pod", f"once-{kubectl_.protocol}", check=False).code == 1
+    assert speaker("get", "pod", f"once-{speaker.protocol}", check=False).code == 1
 
 
-def test_run_whose_client_vanishes(kubectl_: Speaking) -> None:
-    name = f"vanished-{kubectl_.protocol}"
-    client = kubectl_.start(*run_argv(name, "-i", command="echo up; cat; echo input is over; sleep 600"))
+def test_run_whose_client_vanishes(speaker: Speaking) -> None:
+    name = f"vanished-{speaker.protocol}"
+    client = speaker.start(*run_argv(name, "-i", command="echo up; cat; echo input is over; sleep 600"))
     try:
         assert client.stdout is not None
         # What was written before the client came is not its to see.
-        eventually(lambda: "up" in kubectl_("logs", name, check=False).stdout)
+        eventually(lambda: "up" in speaker("logs", name, check=False).stdout)
         time.sleep(1)
     finally:
-        kubectl_.testbed.stop(client, grace_s=0)
-    eventually(lambda: "input is over" in kubectl_("logs", name).stdout, 10)
+        speaker.testbed.stop(client, grace_s=0)
+    eventually(lambda: "input is over" in speaker("logs", name).stdout, 10)
 
 
-def test_run_with_a_terminal(kubectl_: Speaking) -> None:
-    name = f"interactive-{kubectl_.protocol}"
+def test_run_with_a_terminal(speaker: Speaking) -> None:
+    name = f"interactive-{speaker.protocol}"
     argv = ["run", name, f"--image={IMAGE}", "--restart=Never", "-q", "-it", "--rm", "--", "sh"]
-    terminal = Terminal(kubectl_, *argv)
+    terminal = Terminal(speaker, *argv)
     try:
         terminal.type("\n")
         terminal.until("# ", 40)
@@ -238,17 +238,17 @@ def test_a_client_of_spdy_that_vanishes_leaves_nothing_behind(old: Speaking) -> 
     eventually(lambda: "true 4321" not in processes(), 15)
 
 
-def test_copying_a_tree_there_and_back(kubectl_: Speaking) -> None:
-    run = kubectl_.testbed.run
+def test_copying_a_tree_there_and_back(speaker: Speaking) -> None:
+    run = speaker.testbed.run
     home = run(["mktemp", "-d"]).stdout.strip()
     make = (
         'mkdir -p "$1/in/sub/empty" && head -c 3000000 /dev/urandom >"$1/in/sub/data" && echo x >"$1/in/a b"'
     )
     run(["sh", "-c", make, "sh", home])
-    there = f"/tmp/copied-{kubectl_.protocol}"
-    kubectl_("cp", f"{home}/in", f"ticker:{there}")
-    kubectl_("cp", f"ticker:{there}", f"{home}/out")
+    there = f"/tmp/copied-{speaker.protocol}"
+    speaker("cp", f"{home}/in", f"ticker:{there}")
+    speaker("cp", f"ticker:{there}", f"{home}/out")
     assert run(["diff", "-r", f"{home}/in", f"{home}/out"]).stdout == ""
-    sums = kubectl_("exec", "ticker", "--", "sha256sum", f"{there}/sub/data").stdout.split()[0]
+    sums = speaker("exec", "ticker", "--", "sha256sum", f"{there}/sub/data").stdout.split()[0]
     assert sums == run(["sha256sum", f"{home}/in/sub/data"]).stdout.split()[0]
     run(["rm", "-rf", home])

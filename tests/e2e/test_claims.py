@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,6 +15,17 @@ from tests.e2e.conftest import CLUSTER, IMAGE, Kubectl, eventually, pod
 pytestmark = pytest.mark.e2e
 
 VOLUMES = f"/home/user1/.slurmlet/{CLUSTER}/volumes"
+
+
+@pytest.fixture(scope="module")
+def kubectl(testbed: Testbed, cluster: str) -> Iterator[Kubectl]:
+    """One namespace for all tests here: a fresh one for each would take longer than the tests."""
+    here = Kubectl(testbed, f"t-{uuid.uuid4().hex[:8]}")
+    here("create", "namespace", here.namespace)
+    eventually(lambda: here("get", "serviceaccount", "default", check=False).ok)
+    yield here
+    here("delete", "pods", "--all", "--grace-period=0", "--force", "--wait=false", check=False)
+    here("delete", "namespace", here.namespace, "--wait=false", check=False)
 
 
 def claim(name: str, size: str = "1Gi", *modes: str, **spec: Any) -> dict[str, Any]:
@@ -299,3 +311,27 @@ def test_a_statefulset_keeps_its_data_through_everything(testbed: Testbed, kubec
     third = lines(3)
     assert third[:2] == second
     assert {line.split()[0] for line in third} == {"db-0"}
+
+
+def test_volumes_where_users_have_many_ids(testbed: Testbed) -> None:
+    """With subordinate ids other users write to a volume; neither a deleted claim nor a purge leaves their files."""
+    name, user = f"{CLUSTER[:20]}-ids", "user2"
+    testbed.run(["slurmlet", "up", "-c", name], user=user, timeout_s=180)
+    try:
+        kubectl = Kubectl(testbed, "default", user=user, cluster=name)
+        eventually(lambda: kubectl("get", "serviceaccount", "default", check=False).ok)
+        context = {"runAsUser": 1000, "runAsGroup": 1000, "fsGroup": 2000}
+        command = "cd /data; mkdir own; echo x > own/file; stat -c '%u %g' own own/file; chmod 700 own"
+        for one in ("first", "second"):
+            kubectl.apply(claim(one), using(one, command, one, securityContext=context))
+        for one in ("first", "second"):
+            kubectl.wait_phase(one, "Succeeded")
+            assert kubectl("logs", one).stdout == "1000 2000\n1000 2000\n"
+        path = volume_of(kubectl, "first")["spec"]["hostPath"]["path"]
+        assert testbed.run(["stat", "-c", "%u", f"{path}/own"], user="root").stdout.strip() != "1002"
+        kubectl("delete", "pod", "first", "second")
+        kubectl("delete", "pvc", "first")
+        eventually(lambda: not ls(testbed, path), 20)
+    finally:
+        testbed.run(["slurmlet", "down", "-c", name, "--purge", "--yes"], user=user, timeout_s=120)
+    assert not ls(testbed, f"/home/{user}/.slurmlet/{name}")

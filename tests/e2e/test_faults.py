@@ -39,11 +39,15 @@ def gone(kubectl: Kubectl, name: str) -> bool:
     return not kubectl("get", "pod", name, check=False).ok
 
 
-def test_hub_killed_amid_everything(kubectl: Kubectl, here: Cluster) -> None:
+def test_hub_killed_amid_everything(kubectl: Kubectl, here: Cluster, testbed: Testbed) -> None:
     """Pods running, starting, finishing, being deleted and queued; the hub away for some seconds."""
+    signs = testbed.run(["mktemp", "-d", "/home/user1/signs-XXXXXX"]).stdout.strip()
+    volume = {"name": "signs", "hostPath": {"path": signs, "type": "Directory"}}
+    mount = {"volumeMounts": [{"name": "signs", "mountPath": "/signs"}]}
+    ending = "while [ ! -e /signs/end ]; do sleep 0.1; done; exit 7"
     kubectl.apply(
         pod("running", COUNT),
-        pod("finishing", "sleep 3; exit 7"),
+        pod("finishing", ending, container=mount, volumes=[volume]),
         pod("deleted"),
         pod("queued", "echo released", metadata=HELD),
         pod("dropped", metadata=HELD),
@@ -59,24 +63,26 @@ def test_hub_killed_amid_everything(kubectl: Kubectl, here: Cluster) -> None:
     try:
         kubectl.apply(pod("starting"), pod("starting-too"))
         here.signal(here.pid("hub"), "KILL")
+        testbed.run(["touch", f"{signs}/end"])
         kubectl.apply(pod("submitted-late"))
         kubectl("delete", "pod", "deleted", "dropped", "--wait=false")
         eventually(lambda: here.jobs()[uids["finishing"]][0].over, 20)
         assert kubectl.phase("finishing") == "Running", "nobody was there to tell"
     finally:
         here.signal(here.supervisor, "CONT")
-    done = kubectl.wait_phase("finishing", "Failed", "Succeeded", timeout_s=30)
+        testbed.run(["rm", "-rf", signs])
+    done = kubectl.wait_phase("finishing", "Failed", "Succeeded")
     assert done["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 7
     for name in ("deleted", "dropped"):
         eventually(lambda name=name: gone(kubectl, name), 30)  # type: ignore[misc]
         assert all(job.over for job in here.jobs()[uids[name]])
     for name in ("starting", "starting-too", "submitted-late", "running"):
-        kubectl.wait_phase(name, "Running", timeout_s=30)
+        kubectl.wait_phase(name, "Running")
     after = kubectl.pod("running")["status"]["containerStatuses"][0]
     assert (after["containerID"], after["restartCount"]) == (before["containerID"], 0)
     assert assert_unbroken(kubectl("logs", "running").stdout) > 30
     assert kubectl("exec", "starting", "--", "echo", "back").stdout == "back\n"
-    kubectl.testbed.run(["scontrol", "release", kubectl.job_id("queued")])
+    testbed.run(["scontrol", "release", kubectl.job_id("queued")])
     kubectl.wait_phase("queued", "Succeeded")
     assert kubectl("logs", "queued").stdout == "released\n"
     here.check_jobs()
@@ -260,14 +266,15 @@ exit $code
 """
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def crashing(testbed: Testbed) -> Iterator[Kubectl]:
-    """A cluster whose sbatch kills the hub when a file says so."""
+    """A cluster whose sbatch kills the hub when a file says so, started where few files may be open."""
     testbed.run(["mkdir", "-p", "/home/user1/crash/bin"])
     testbed.run(["tee", "/home/user1/crash/bin/sbatch"], stdin=WRAPPER)
     testbed.run(["chmod", "700", "/home/user1/crash/bin/sbatch"])
     path = f"/home/user1/crash/bin:{testbed.environment('user1')['PATH']}"
-    testbed.run(["env", f"PATH={path}", "slurmlet", "up", "-c", "crash"], timeout_s=UP_S)
+    few = ["sh", "-c", 'ulimit -Sn 300; exec "$@"', "sh"]
+    testbed.run([*few, "env", f"PATH={path}", "slurmlet", "up", "-c", "crash"], timeout_s=UP_S)
     yield Kubectl(testbed, "default", cluster="crash")
     testbed.run(["slurmlet", "down", "-c", "crash", "--purge", "--yes"], timeout_s=UP_S, check=False)
     testbed.run(["rm", "-rf", "/home/user1/crash"])
@@ -287,6 +294,30 @@ def test_crash_around_sbatch(crashing: Kubectl) -> None:
     time.sleep(3)
     here.check_jobs()
     assert len(here.jobs()) == 2
+
+
+def test_strangers_who_only_connect(crashing: Kubectl) -> None:
+    """Another user holds more connections open than the hub could have files by default: pods come and go as ever."""
+    here = Cluster(crashing.testbed, "crash")
+    ports = here.read("hub.json")
+    connect = (
+        "import socket, sys, time\n"
+        "held = [socket.create_connection(('127.0.0.1', int(port))) for port in sys.argv[1:] for _ in range(250)]\n"
+        "print('held', flush=True)\ntime.sleep(60)"
+    )
+    argv = ["python3", "-c", connect, str(ports["runner_port"]), str(ports["kubelet_port"])]
+    crowd = here.testbed.popen(argv, user="user2")
+    try:
+        assert crowd.stdout is not None
+        assert crowd.stdout.readline() == b"held\n"
+        files = ["ls", f"/proc/{ports['pid']}/fd"]
+        eventually(lambda: len(here.testbed.run(files).stdout.split()) > 500, 10)
+        crashing.apply(pod("undisturbed", "echo here; sleep 60"))
+        crashing.wait_phase("undisturbed", "Running")
+        assert crashing("exec", "undisturbed", "--", "echo", "yes").stdout == "yes\n"
+    finally:
+        here.testbed.stop(crowd)
+    here.check_jobs()
 
 
 def test_a_later_pod_removes_what_a_killed_runner_left(

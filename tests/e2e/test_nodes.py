@@ -28,7 +28,10 @@ def partition(testbed: Testbed, host: str = "c3") -> Iterator[str]:
     try:
         yield name
     finally:
-        testbed.run(["scontrol", "delete", f"PartitionName={name}"], user="root", check=False)
+        # Slurm keeps a partition that has jobs.
+        testbed.run(["scancel", f"--partition={name}"], user="root", check=False)
+        delete = ["scontrol", "delete", f"PartitionName={name}"]
+        eventually(lambda: testbed.run(delete, user="root", check=False).ok, 30)
 
 
 @pytest.fixture(scope="module")

@@ -71,30 +71,30 @@ def served(testbed: Any, cluster: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module", params=[WEBSOCKET, SPDY])
-def kubectl_(request: pytest.FixtureRequest, testbed: Any, served: str) -> Speaking:
+def speaker(request: pytest.FixtureRequest, testbed: Any, served: str) -> Speaking:
     return Speaking(testbed, served, request.param)
 
 
 @pytest.fixture
-def forward(kubectl_: Speaking) -> Iterator[Forward]:
-    running = Forward(kubectl_, "server", HTTP, ECHO, DIGEST, SOURCE, RUDE, CLOSED)
+def forward(speaker: Speaking) -> Iterator[Forward]:
+    running = Forward(speaker, "server", HTTP, ECHO, DIGEST, SOURCE, RUDE, CLOSED)
     yield running
     running.stop()
 
 
-def test_requests_to_several_ports_of_one_forward(kubectl_: Speaking, forward: Forward) -> None:
+def test_requests_to_several_ports_of_one_forward(speaker: Speaking, forward: Forward) -> None:
     for _ in range(3):
         asked = ["curl", "-sS", "-m", "10", f"http://127.0.0.1:{forward.local[HTTP]}/index.html"]
-        assert kubectl_.testbed.run(asked).stdout == "hello from the pod\n"
+        assert speaker.testbed.run(asked).stdout == "hello from the pod\n"
     [[sent, digest, heard, echoed]] = forward.talk(1000, ECHO)
     assert (sent, digest) == (heard, echoed)
 
 
-def test_large_transfers_byte_for_byte(kubectl_: Speaking, forward: Forward) -> None:
+def test_large_transfers_byte_for_byte(speaker: Speaking, forward: Forward) -> None:
     [[_, digest, heard, echoed]] = forward.talk(LARGE_BYTES, ECHO)
     assert (heard, echoed) == (LARGE_BYTES, digest)
     [[_, _, heard, got]] = forward.talk(0, SOURCE)
-    expected = kubectl_("exec", "server", "--", "cat", "/www/large.sum").stdout.split()[0]
+    expected = speaker("exec", "server", "--", "cat", "/www/large.sum").stdout.split()[0]
     assert (heard, got) == (LARGE_BYTES, expected)
 
 
@@ -128,23 +128,23 @@ def test_a_port_where_nobody_listens(forward: Forward) -> None:
 
 
 @pytest.mark.parametrize("grace_s", [2, 0], ids=["interrupted", "killed"])
-def test_a_client_that_leaves_takes_its_connections_along(kubectl_: Speaking, grace_s: float) -> None:
+def test_a_client_that_leaves_takes_its_connections_along(speaker: Speaking, grace_s: float) -> None:
     def in_the_pod() -> int:
-        return kubectl_("exec", "server", "--", "ps", "-o", "args").stdout.splitlines().count("cat")
+        return speaker("exec", "server", "--", "ps", "-o", "args").stdout.splitlines().count("cat")
 
     eventually(lambda: in_the_pod() == 0)
-    running = Forward(kubectl_, "server", ECHO)
+    running = Forward(speaker, "server", ECHO)
     holder = (
         "import socket, time; held = [socket.create_connection(('127.0.0.1', int(__import__('sys').argv[1]))) "
         "for _ in range(3)]; time.sleep(60)"
     )
-    client = kubectl_.testbed.popen(["python3", "-c", holder, str(running.local[ECHO])])
+    client = speaker.testbed.popen(["python3", "-c", holder, str(running.local[ECHO])])
     try:
         eventually(lambda: in_the_pod() == 3, 15)
         running.stop(grace_s)
         eventually(lambda: in_the_pod() == 0, 15)
     finally:
-        kubectl_.testbed.stop(client, grace_s=0)
+        speaker.testbed.stop(client, grace_s=0)
         running.stop(0)
 
 

@@ -17,23 +17,30 @@ from tests.e2e.conftest import IMAGE, Kubectl, eventually, pod
 pytestmark = pytest.mark.e2e
 
 
-@pytest.fixture(scope="module", autouse=True)
-def holder(testbed: Testbed, cluster: str) -> Iterator[tuple[Kubectl, str]]:
-    """A pod whose hub was killed, with the token it had: replacing it takes its time, so the last test looks at it."""
+@pytest.fixture(scope="module")
+def kubectl(testbed: Testbed, cluster: str) -> Iterator[Kubectl]:
+    """One namespace for all tests here: a fresh one for each would take longer than the tests."""
     here = Kubectl(testbed, f"t-{uuid.uuid4().hex[:8]}")
     here("create", "namespace", here.namespace)
     eventually(lambda: here("get", "serviceaccount", "default", check=False).ok)
+    yield here
+    here("delete", "pods", "--all", "--grace-period=0", "--force", "--wait=false", check=False)
+    here("delete", "namespace", here.namespace, "--wait=false", check=False)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def first_token(testbed: Testbed, cluster: str, kubectl: Kubectl) -> str:
+    """Of a pod whose hub was killed then: replacing it takes its time, so the last test looks at it."""
     token = {"path": "token", "audience": "vault", "expirationSeconds": 600}
     sources = [{"serviceAccountToken": token}, {"configMap": {"name": "kube-root-ca.crt"}}]
-    here.apply(mounting("holder", "sleep 3600", {"name": "t", "projected": {"sources": sources}}))
-    here.wait_phase("holder", "Running")
-    first = inside(here, "holder", "cat /t/token")
+    kubectl.apply(mounting("holder", "sleep 3600", {"name": "t", "projected": {"sources": sources}}))
+    kubectl.wait_phase("holder", "Running")
+    found = inside(kubectl, "holder", "cat /t/token")
     components = json.loads(
         testbed.run(["cat", f"/home/user1/.slurmlet/{cluster}/run/components.json"]).stdout
     )
     testbed.run(["kill", "-9", str(components["hub"]["pid"])])
-    yield here, first
-    here("delete", "namespace", here.namespace, "--wait=false", check=False)
+    return found
 
 
 def config_map(name: str, **data: str) -> dict[str, Any]:
@@ -70,12 +77,12 @@ def told(kubectl: Kubectl, name: str, reason: str) -> list[str]:
 def test_files_lie_as_the_kubelet_lays_them(kubectl: Kubectl) -> None:
     items = [{"key": "a", "path": "deep/one"}, {"key": "b", "path": "two", "mode": 0o400}]
     kubectl.apply(
-        config_map("cm", a="1", b="2"),
+        config_map("layout", a="1", b="2"),
         mounting(
             "layout",
             "cd /cm; readlink two; readlink deep; readlink ..data; ls -A | sort; stat -L -c %a two deep/one;"
             " cat deep/one two; echo; touch x 2>/dev/null || echo read-only",
-            {"name": "cm", "configMap": {"name": "cm", "items": items, "defaultMode": 0o440}},
+            {"name": "cm", "configMap": {"name": "layout", "items": items, "defaultMode": 0o440}},
         ),
     )
     lines = said(kubectl, "layout")
@@ -277,15 +284,16 @@ def test_host_paths_of_every_type(testbed: Testbed, kubectl: Kubectl) -> None:
 def test_sub_paths_with_variables_and_read_only_mounts(kubectl: Kubectl) -> None:
     env = [
         {"name": "ME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
-        {"name": "DAY", "value": "mon"},
+        # Known only once the pod has a host.
+        {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
     ]
     kubectl.apply(
         mounting(
             "expander",
-            "echo hi > /mine/file; cat /all/expander/mon/file; touch /all/no 2>/dev/null || echo refused",
+            "echo hi > /mine/file; cat /all/expander/$IP/file; touch /all/no 2>/dev/null || echo refused",
             {"name": "d", "emptyDir": {}},
             mounts=[
-                {"name": "d", "mountPath": "/mine", "subPathExpr": "$(ME)/$(DAY)"},
+                {"name": "d", "mountPath": "/mine", "subPathExpr": "$(ME)/$(IP)"},
                 {"name": "d", "mountPath": "/all", "readOnly": True, "recursiveReadOnly": "Enabled"},
             ],
             container={"env": env},
@@ -306,8 +314,13 @@ def test_sub_paths_with_variables_and_read_only_mounts(kubectl: Kubectl) -> None
         ),
     )
     assert said(kubectl, "expander") == ["hi", "refused"]
-    climber = kubectl.wait_phase("climber", "Failed")
-    assert "subPathExpr" in climber["status"]["message"]
+    shown = kubectl.pod("expander")["status"]["containerStatuses"][0]["volumeMounts"]
+    assert {"name": "d", "mountPath": "/mine"} in shown
+    assert {"name": "d", "mountPath": "/all", "readOnly": True, "recursiveReadOnly": "Enabled"} in shown
+    state = kubectl.pod("climber")["status"]["containerStatuses"][0]["state"]["waiting"]
+    assert state["reason"] == "CreateContainerConfigError"
+    assert "subPathExpr" in state["message"]
+    assert ".." in state["message"]
     mounts = said(kubectl, "recursive")
     assert len(mounts) > 1
     assert all(line.endswith(" ro") for line in mounts), mounts
@@ -330,15 +343,16 @@ def claims_of(token: str) -> Any:
     return json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
 
 
-def test_tokens_are_bound_and_replaced(holder: tuple[Kubectl, str]) -> None:
-    kubectl, first = holder
-    claims = claims_of(first)
+def test_tokens_are_bound_and_replaced(kubectl: Kubectl, first_token: str) -> None:
+    claims = claims_of(first_token)
     assert claims["aud"] == ["vault"]
     assert claims["exp"] - claims["iat"] == 600
     assert claims["kubernetes.io"]["pod"]["name"] == "holder"
     # A new hub cannot know how old the tokens of running pods are: it replaces them within a share of their life.
     newer = eventually(
-        lambda: (now := inside(kubectl, "holder", "cat /t/token")) not in ("", first) and now, 110, every_s=1
+        lambda: (now := inside(kubectl, "holder", "cat /t/token")) not in ("", first_token) and now,
+        110,
+        every_s=1,
     )
     assert claims_of(newer)["iat"] > claims["iat"]
     assert inside(kubectl, "holder", "head -1 /t/ca.crt") == "-----BEGIN CERTIFICATE-----"

@@ -65,7 +65,7 @@ def test_every_end_has_a_reason_and_a_sentence(state: str, reason: str) -> None:
     assert fate.reason == reason
     assert fate.message.startswith("Slurm job 7 ")
     # Only where the runner ended the job is its report the truth about the pod.
-    assert fate.by_itself is (state in ("COMPLETED", "FAILED"))
+    assert fate.by_itself is (state in ("COMPLETED", "FAILED", "OUT_OF_MEMORY"))
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,7 @@ def test_the_status_of_a_node() -> None:
     status = nodes.node_status(replace(PART, gpus=4), "batch", HUB, "2026-01-01T00:00:00Z", {})
     assert status["capacity"] == {
         "cpu": "48", "memory": "18000Mi", "pods": "100000", "ephemeral-storage": "1Pi", "nvidia.com/gpu": "4",
+        "amd.com/gpu": "4",
     }  # fmt: skip
     # Not a limit on queueing: Slurm decides what waits.
     assert int(status["allocatable"]["cpu"]) > 48

@@ -178,7 +178,7 @@ def test_a_running_container() -> None:
     (one,) = status_of(report=report(RUNNING), image_ids={"app:1": "app@sha256:1"})["containerStatuses"]
     assert one == {
         "name": "c0", "image": "app:1", "imageID": "app@sha256:1", "ready": True, "started": True, "restartCount": 0,
-        "state": {"running": {"startedAt": T0}}, "lastState": {}, "containerID": "crun://1",
+        "state": {"running": {"startedAt": T0}}, "lastState": {}, "containerID": "crun://1", "resources": {},
     }  # fmt: skip
 
 

@@ -200,7 +200,7 @@ def test_overlay_paths_are_escaped() -> None:
 def test_the_hosts_file() -> None:
     text = hosts_file(HostNetwork("pod1", "10.0.0.1"), ["pod1.sub", "pod1"], [["1.2.3.4", "a", "b"]])
     assert text.startswith("# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n")
-    assert "10.0.0.1\tpod1\n" in text
+    assert "10.0.0.1\tpod1.sub\tpod1\n" in text
     assert text.endswith("# Entries added by HostAliases.\n1.2.3.4\ta\tb\n")
 
 

@@ -7,14 +7,14 @@ neither Slurm nor the API server has anything of it. The hub is watched from out
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import json
 import os
 import shlex
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,13 +24,16 @@ from slurmlet.base.errors import SlurmletError, UserError
 from slurmlet.base.files import read_json
 from slurmlet.base.layout import ClusterFiles
 from slurmlet.base.processes import run
-from slurmlet.upstream.locating import find
+from slurmlet.kube.client import ApiClient, ApiError
 
 _PATIENCE_S = 600.0
 _LOOK_S = 0.05
 _SAMPLE_S = 0.25
 # As many sbatch at once as the hub runs (hub/settings.py): the comparison is about the way, not about the crowd.
 _SBATCH_AT_ONCE = 8
+# Not kubectl: it holds itself back to five requests a second.
+_REQUESTS_AT_ONCE = 16
+_PODS = "/api/v1/namespaces/default/pods"
 _LABEL = "slurmlet.io/bench"
 
 
@@ -128,11 +131,11 @@ class ScaleBench:
     """Needs a running cluster of this user on this host, and an image with a shell."""
 
     def __init__(self, cluster: str, image: str) -> None:
-        kubectl = find("kubectl")
         self._files = ClusterFiles.named(cluster)
-        if kubectl is None or not self._files.kubeconfig.exists():
+        config = read_json(self._files.config)
+        if not isinstance(config, dict):
             raise UserError(f"cluster {cluster!r} is not there", hint=f"Run: slurmlet up -c {cluster}")
-        self._kubectl = [str(kubectl), "--kubeconfig", str(self._files.kubeconfig)]
+        self._server = f"https://{config['api_address']}:{config['api_port']}"
         self._image = image
         self._run_id = f"bench-{os.getpid()}"
 
@@ -170,10 +173,20 @@ class ScaleBench:
             try:
                 yield Path(name)
             finally:
-                run(
-                    [*self._kubectl, "delete", "pods", "-l", f"{_LABEL}={self._run_id}", "--wait=false"],
-                    check=False,
-                )
+                asyncio.run(self._delete_left())
+
+    async def _delete_left(self) -> None:
+        async with self._client() as client:
+            left = await self._listed(client)
+            await _together(_delete(client, name) for name in left)
+
+    def _client(self) -> ApiClient:
+        pki = self._files.pki
+        return ApiClient(self._server, pki / "ca.crt", pki / "admin.crt", pki / "admin.key")
+
+    async def _listed(self, client: ApiClient) -> list[str]:
+        found = await client.get(_PODS, labelSelector=f"{_LABEL}={self._run_id}")
+        return [item["metadata"]["name"] for item in found.get("items") or ()]
 
     def _sbatch(self, directory: Path, name: str, count: int) -> Batch:
         marks = _marks(directory, name, count)
@@ -194,18 +207,25 @@ class ScaleBench:
 
     def _pods(self, directory: Path, name: str, count: int) -> tuple[Batch, int]:
         """The batch, and the hub's memory when all its pods were known and had started."""
-        marks = _marks(directory, name, count)
+        return asyncio.run(self._pods_in_loop(directory, _marks(directory, name, count)))
+
+    async def _pods_in_loop(self, directory: Path, marks: list[Path]) -> tuple[Batch, int]:
         items = [self._manifest(directory, mark.name) for mark in marks]
-        manifest = json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
-        chosen = ["-l", f"{_LABEL}={self._run_id}"]
-        began_s = time.monotonic()
-        run([*self._kubectl, "create", "-f", "-"], stdin=manifest, timeout_s=_PATIENCE_S)
-        accepted_s = time.monotonic() - began_s
-        started_s = _wait(lambda: all(mark.exists() for mark in marks), "started") - began_s
-        memory_bytes, _ = hub_usage(self._hub_pid())
-        run([*self._kubectl, "delete", "pods", *chosen, "--wait=true"], timeout_s=_PATIENCE_S)
-        gone_s = time.monotonic() - began_s
-        return Batch(count, accepted_s, started_s, gone_s), memory_bytes
+        async with self._client() as client:
+            began_s = time.monotonic()
+            await _together(client.create(_PODS, item) for item in items)
+            accepted_s = time.monotonic() - began_s
+            started = asyncio.to_thread(_wait, lambda: all(mark.exists() for mark in marks), "started")
+            started_s = await started - began_s
+            memory_bytes, _ = hub_usage(self._hub_pid())
+            await _together(_delete(client, item["metadata"]["name"]) for item in items)
+            deadline_s = time.monotonic() + _PATIENCE_S
+            while await self._listed(client):
+                if time.monotonic() > deadline_s:
+                    raise SlurmletError("the pods do not go", hint="Look at: slurmlet kubectl get pods")
+                await asyncio.sleep(_LOOK_S)
+            gone_s = time.monotonic() - began_s
+        return Batch(len(marks), accepted_s, started_s, gone_s), memory_bytes
 
     def _manifest(self, directory: Path, mark: str) -> dict[str, Any]:
         container = {
@@ -228,6 +248,24 @@ class ScaleBench:
                 "volumes": [{"name": "bench", "hostPath": {"path": str(directory)}}],
             },
         }
+
+
+async def _delete(client: ApiClient, name: str) -> None:
+    try:
+        await client.delete(f"{_PODS}/{name}", {})
+    except ApiError as error:
+        if error.status != 404:
+            raise
+
+
+async def _together(requests: Iterable[Awaitable[object]]) -> None:
+    slots = asyncio.Semaphore(_REQUESTS_AT_ONCE)
+
+    async def one(request: Awaitable[object]) -> None:
+        async with slots:
+            await request
+
+    await asyncio.gather(*map(one, requests))
 
 
 def _marks(directory: Path, name: str, count: int) -> list[Path]:

@@ -129,6 +129,7 @@ def apiserver(files: ClusterFiles, config: ClusterConfig, binaries: Path) -> lis
         # to evict pods because their partition takes no new jobs would only do harm.
         f"--default-not-ready-toleration-seconds={_PATIENCE_S}",
         f"--default-unreachable-toleration-seconds={_PATIENCE_S}",
+        f"--encryption-provider-config={pki / 'encryption.json'}",
         "--enable-bootstrap-token-auth=false",
         # Beta and off by default; projected volumes may show trust bundles.
         "--feature-gates=ClusterTrustBundle=true,ClusterTrustBundleProjection=true",

@@ -8,8 +8,10 @@ is near.
 
 from __future__ import annotations
 
+import base64
 import datetime
 import ipaddress
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +22,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from slurmlet.base.files import private_dir, write_private
+from slurmlet.base.files import private_dir, write_json, write_private
 from slurmlet.controlplane.components import FRONT_PROXY
 
 AUTHORITIES = ("ca", "etcd-ca", "hub-ca", "front-proxy-ca")
+ENCRYPTION = "encryption.json"
 HUB_DNS_NAME = "hub.slurmlet"
 # Where the API server's aggregator finds the metrics API: a Service whose one endpoint is the hub.
 METRICS_DNS_NAME = "slurmlet-metrics.kube-system.svc"
@@ -104,6 +107,9 @@ def ensure(pki: Path, wanted: Sequence[Leaf]) -> list[str]:
     if not (pki / "service-accounts.key").exists() or not (pki / "service-accounts.pub").exists():
         _make_service_account_key(pki)
         made.append("service-accounts")
+    if not (pki / ENCRYPTION).exists():
+        _make_encryption(pki)
+        made.append(ENCRYPTION)
     return made
 
 
@@ -182,6 +188,19 @@ def _make_service_account_key(pki: Path) -> None:
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
     write_private(pki / "service-accounts.pub", public)
+
+
+def _make_encryption(pki: Path) -> None:
+    """The key under which the API server stores Secrets, so that etcd's files, and copies of them, hold none."""
+    key = {"name": "1", "secret": base64.b64encode(secrets.token_bytes(32)).decode()}
+    # identity is for reading what was stored before there was a key.
+    providers = [{"secretbox": {"keys": [key]}}, {"identity": {}}]
+    document = {
+        "apiVersion": "apiserver.config.k8s.io/v1",
+        "kind": "EncryptionConfiguration",
+        "resources": [{"resources": ["secrets"], "providers": providers}],
+    }
+    write_json(pki / ENCRYPTION, document)
 
 
 def _builder(

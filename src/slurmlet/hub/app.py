@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,6 +45,7 @@ from slurmlet.slurm.client import Scheduler, SlurmClient
 log = logging.getLogger(__name__)
 _API_PATIENCE_S = 0.1
 _REGISTER_AGAIN_S = 0.5
+_FILES = 65536
 ANY = "0.0.0.0"  # compute nodes dial the hub; every port of it wants a certificate
 
 
@@ -135,7 +137,9 @@ async def _spawn(
             group.create_task(reflector.run(), name="pods")
             group.create_task(pods.sweep(), name="sweep")
             group.create_task(Provisioner(settings, client, events).run(), name="volumes")
-            group.create_task(Refresher(tools, lambda: (worker.state for worker in pods)).run(), name="refresh")
+            group.create_task(
+                Refresher(tools, lambda: (worker.state for worker in pods)).run(), name="refresh"
+            )
             ports = {"kubelet_port": kubelet_port, "metrics_port": metrics_port}
             group.create_task(
                 _serve_runners(settings, links, pods, ports, earlier.get("runner_port")), name="runners"
@@ -161,8 +165,11 @@ async def _serve_runners(
             "pid": os.getpid(),
         },
     )
-    async with server:
-        await server.serve_forever()
+    try:
+        await asyncio.get_running_loop().create_future()
+    finally:
+        # Not `async with` or serve_forever: from Python 3.12 on both wait until every runner has hung up.
+        server.close()
 
 
 async def _register_metrics(client: ApiClient, settings: Settings, port: int) -> None:
@@ -202,8 +209,17 @@ async def _stop_signal() -> None:
     await stopped.wait()
 
 
+def _allow_many_files() -> None:
+    """Each runner is a connection, and strangers may open some too: 1024 files, a common limit, are soon used up."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def run(directory: Path) -> int:
     os.umask(0o077)
+    _allow_many_files()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     code = 0
     try:

@@ -21,6 +21,8 @@ from slurmlet.runner import wire
 
 log = logging.getLogger(__name__)
 HELLO_TIMEOUT_S = 20.0
+# A stranger who only connects holds memory of ours no longer than this.
+HANDSHAKE_TIMEOUT_S = 15.0
 KEEPALIVE_S = 10
 _CHUNK_BYTES = 64 << 10
 _CREDITED = (wire.STDIN, wire.STDOUT, wire.STDERR)
@@ -193,7 +195,9 @@ class LinkServer:
         context.load_cert_chain(
             str(self._settings.pki("hub-server.crt")), str(self._settings.pki("hub-server.key"))
         )
-        return await asyncio.start_server(self._serve, "0.0.0.0", port, ssl=context, backlog=1024)
+        return await asyncio.start_server(
+            self._serve, "0.0.0.0", port, ssl=context, backlog=1024, ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S
+        )
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         link = None

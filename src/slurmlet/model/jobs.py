@@ -26,6 +26,8 @@ _RIVALS = {
     "--mem": frozenset({"--mem-per-cpu", "--mem-per-gpu"}),
     "--cpus-per-task": frozenset({"--cpus-per-gpu", "--tres-per-task"}),
 }
+# An extended resource for each generic resource of the site's; dots stand for colons: gres-gpu.a100 is gpu:a100.
+GRES_PREFIX = f"{sbatchoptions.PREFIX}gres-"
 _GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
 
 
@@ -96,10 +98,26 @@ def _resource_options(spec: Mapping[str, Any]) -> list[str]:
     memory_mb = quantities.ceil(asked.get("memory", Fraction(0)) / 2**20)
     if memory_mb > 0:  # --mem=0 would mean all of the node's memory
         options.append(f"--mem={memory_mb}M")
-    gpus = sum(quantities.ceil(asked.get(name, Fraction(0))) for name in _GPU_RESOURCES)
-    if gpus:
-        options.append(f"--gres=gpu:{gpus}")
+    gres = _gres(asked)
+    if gres:
+        options.append("--gres=" + ",".join(f"{name}:{count}" for name, count in sorted(gres.items())))
     return options
+
+
+def _gres(asked: Mapping[str, Fraction]) -> dict[str, int]:
+    """Generic resources of Slurm by name: GPUs of either maker, and whatever is asked for by its own name there."""
+    found: dict[str, int] = {}
+    for resource, amount in asked.items():
+        name = "gpu" if resource in _GPU_RESOURCES else gres_name(resource)
+        if name and amount > 0:
+            found[name] = found.get(name, 0) + quantities.ceil(amount)
+    return found
+
+
+def gres_name(resource: str) -> str:
+    """`slurmlet.io/gres-<name>` is the generic resource <name>; "" for all others."""
+    name = resource.removeprefix(GRES_PREFIX)
+    return "" if name == resource else name.replace(".", ":")
 
 
 def _without_rivals(derived: list[str], extra: list[str]) -> list[str]:

@@ -138,6 +138,20 @@ def image_list(images: Iterable[tuple[str, str, int]]) -> list[dict[str, Any]]:
     ]
 
 
+def extended_resources(partition: Partition) -> dict[str, int]:
+    """Generic resources as extended ones (model/jobs maps them back). GPUs go by all their usual names; the partition
+    has as many of them as it has in all, of the others as many as one of its nodes has."""
+    found = dict.fromkeys(("nvidia.com/gpu", "amd.com/gpu"), partition.gpus) if partition.gpus else {}
+    for word in partition.gres:
+        parts = re.sub(r"\(.*", "", word).split(":")
+        count = re.match(r"\d+", parts[-1])
+        names = [re.sub(r"[^A-Za-z0-9_-]+", "-", part) for part in parts[:-1] if part != "no_consume"]
+        for depth in range(1, len(names) + 1):
+            resource = f"slurmlet.io/gres-{'.'.join(names[:depth])}"
+            found[resource] = max(found.get(resource, 0), int(count.group()) if count else 1)
+    return found
+
+
 def node_status(
     partition: Partition,
     name: str,
@@ -152,15 +166,16 @@ def node_status(
         "pods": _PLENTY["pods"],
         "ephemeral-storage": _PLENTY["ephemeral-storage"],
     }
-    gpus = {"nvidia.com/gpu": str(partition.gpus)} if partition.gpus else {}
+    extended = extended_resources(partition)
     return {
-        "capacity": {**capacity, **gpus},
-        "allocatable": {**_PLENTY, **({"nvidia.com/gpu": "100000"} if gpus else {})},
+        "capacity": {**capacity, **{resource: str(count) for resource, count in extended.items()}},
+        "allocatable": {**_PLENTY, **dict.fromkeys(extended, "100000")},
         "conditions": _conditions(partition, now, old),
         "addresses": [
             {"type": "InternalIP", "address": hub.address},
             {"type": "Hostname", "address": name},
         ],
+        "features": {"supplementalGroupsPolicy": True},
         "daemonEndpoints": {"kubeletEndpoint": {"Port": hub.kubelet_port}},
         "images": images or [],
         # Exec and attach reach the hub as WebSockets: see docs/decisions/0011.

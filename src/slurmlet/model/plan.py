@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from slurmlet.base.errors import RefusedPod
@@ -81,6 +81,9 @@ def check_sources(pod: Obj, sources: Sources) -> None:
 def check_containers(pod: Obj, setting: Setting) -> None:
     """Raise RefusedPod for what only the image tells: no command, root where that is forbidden."""
     names = names_of(pod, setting.place.host)
+    if not setting.place.host_ip:
+        # The address comes with the host: what is made of it (subPathExpr) must not look empty before.
+        setting = replace(setting, place=replace(setting.place, host_ip="0.0.0.0"))
     for container in (*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]):
         container_plan(pod, container, setting, names)
 
@@ -118,7 +121,11 @@ def container_plan(pod: Obj, container: Obj, setting: Setting, names: Names) -> 
         "sidecar": container.get("restartPolicy") == "Always",
         "restart_policy": container.get("restartPolicy") or "",
         "restart_rules": [
-            {"operator": rule["exitCodes"]["operator"], "values": list(rule["exitCodes"].get("values") or ())}
+            {
+                "action": rule["action"],
+                "operator": rule["exitCodes"]["operator"],
+                "values": list(rule["exitCodes"].get("values") or ()),
+            }
             for rule in container.get("restartPolicyRules") or ()
         ],
         "probes": probes(container),

@@ -294,6 +294,7 @@ def _conditions(
         _condition(facts, "Ready", ready and not gates_why[0], gates_why),
         _condition(facts, "ContainersReady", ready, why),
         _condition(facts, "PodScheduled", True, ("", "")),
+        *_restarting_all(facts, phase),
         *_resize(facts, ended),
         *_disruption(facts, phase),
     ]
@@ -310,6 +311,21 @@ def _closed_gates(pod: Obj) -> tuple[str, str]:
         elif known[type_] != "True":
             told.append(f'the status of pod readiness gate "{type_}" is not "True", but {known[type_]}')
     return ("ReadinessGatesNotReady", ", ".join(told)) if told else ("", "")
+
+
+def _restarting_all(facts: Facts, phase: str) -> list[dict[str, Any]]:
+    """Only pods that have such a rule have this condition."""
+    spec = facts.pod["spec"]
+    every = (*(spec.get("initContainers") or ()), *spec["containers"])
+    rules = [rule for one in every for rule in one.get("restartPolicyRules") or ()]
+    if not any(rule.get("action") == "RestartAllContainers" for rule in rules):
+        return []
+    if phase in ("Succeeded", "Failed"):
+        why = ("PodCompleted" if phase == "Succeeded" else "PodFailed"), ""
+        return [_condition(facts, "AllContainersRestarting", False, why)]
+    under_way = bool((facts.report or {}).get("restarting_all"))
+    why = ("RestartAllContainersStarted", "container exited with restart policy rule") if under_way else ("", "")
+    return [_condition(facts, "AllContainersRestarting", under_way, why)]
 
 
 def _resize(facts: Facts, ended: bool) -> list[dict[str, Any]]:

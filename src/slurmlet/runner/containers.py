@@ -13,7 +13,8 @@ from slurmlet.runner import bundle, reporting, users
 from slurmlet.runner.actions import Action
 from slurmlet.runner.backoff import Backoff, spoken
 from slurmlet.runner.context import PodContext, etc_mounts
-from slurmlet.runner.logfiles import LogWriter, last_words
+from slurmlet.runner.lastwords import termination_message
+from slurmlet.runner.logfiles import LogWriter
 from slurmlet.runner.loop import Timer
 from slurmlet.runner.outofmemory import score_above_own
 from slurmlet.runner.outputs import Outputs
@@ -25,7 +26,6 @@ from slurmlet.runner.volumes import VolumeError
 
 INIT, SIDECAR, MAIN, EPHEMERAL = "init", "sidecar", "main", "ephemeral"
 MAX_CREATE_FAILURES = 5
-_MAX_MESSAGE_BYTES = 4096
 
 
 class Container:
@@ -294,7 +294,7 @@ class Container:
         self.report.update(
             state="terminated",
             reason=reason,
-            message=message or self._termination_message(code),
+            message=message or self._last_words(code),
             started_at=started_at,
             finished_at=reporting.now(),
             exit_code=code,
@@ -309,18 +309,9 @@ class Container:
         self._notify_log_listeners()
         self._on_change(self)
 
-    def _termination_message(self, code: int) -> str:
-        text = ""
-        if self.plan.get("termination_message_path"):
-            try:
-                with open(self._message_file, "rb") as file:
-                    text = file.read(_MAX_MESSAGE_BYTES).decode("utf-8", "replace")
-            except OSError:
-                pass
-        if not text and code and self.plan.get("termination_message_policy") == "FallbackToLogsOnError":
-            assert self._log is not None
-            text = last_words(self._log.path)
-        return text
+    def _last_words(self, code: int) -> str:
+        assert self._log is not None
+        return termination_message(self.plan, self._message_file, self._log.path, code)
 
     def _clean(self) -> None:
         """The writable layer of a run ends with it. In a fork: it may hold very many files."""
@@ -378,6 +369,14 @@ class Container:
         if first:
             self.event("Normal", "Killing", f"Stopping container {self.name}")
         self._termination.begin(grace_s)
+
+    def interrupt(self) -> None:
+        """End the present run at once, or the wait for the next one; it may be started again."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._pid:
+            self._termination.begin(0)
 
     def _stay_ended(self) -> None:
         """It was to start again and will not: its last run is its state after all."""

@@ -7,7 +7,7 @@ together. Sidecars are stopped last, in reverse order.
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Set
 
 from slurmlet.runner import reporting
 from slurmlet.runner.containers import EPHEMERAL, INIT, MAIN, MAX_CREATE_FAILURES, SIDECAR, Container
@@ -33,6 +33,9 @@ class Lifecycle:
         self._ephemeral: List[Container] = []
         report["ephemeral_containers"] = {}
         self._next_init = 0
+        # Init containers that were started since the pod's first start, or since all were started anew.
+        self._begun: Set[str] = set()
+        self._restarting_all = False
         self._main_started = False
         self._failed = False
         self._stop_by_s: Optional[float] = None
@@ -76,9 +79,36 @@ class Lifecycle:
 
     def _changed(self, container: Container) -> None:
         self._context.reporter.changed()
-        if self._stop_by_s is None and container.ended and not self._over(container):
-            self._start_again(container)
+        if self._stop_by_s is None:
+            if self._restarting_all or self._asks_for_all(container):
+                self._restart_all()
+                return
+            if container.ended and not self._over(container):
+                self._start_again(container)
         self._go_on()
+
+    def _asks_for_all(self, container: Container) -> bool:
+        rule = self._rule(container) if container.ended and container.terminated else None
+        return rule is not None and rule.get("action") == "RestartAllContainers"
+
+    def _restart_all(self) -> None:
+        """End all containers without grace; once all have ended begin again with the first init container."""
+        self._restarting_all = self._context.reporter.report["restarting_all"] = True
+        every = [*self._init, *self._main]
+        for each in every:
+            each.interrupt()
+        if not all(each.ended for each in every):
+            return
+        self._restarting_all = self._context.reporter.report["restarting_all"] = False
+        self._begun.clear()
+        self._next_init, self._main_started = 0, False
+        self._go_on()
+
+    def _rule(self, container: Container) -> Optional[Dict[str, Any]]:
+        """The first of its restart rules that its exit code meets."""
+        code = int(container.report["exit_code"])
+        rules: List[Dict[str, Any]] = container.plan.get("restart_rules") or []
+        return next((rule for rule in rules if (code in rule["values"]) == (rule["operator"] == "In")), None)
 
     def _start_again(self, container: Container) -> None:
         if container.create_failures < MAX_CREATE_FAILURES:
@@ -103,10 +133,8 @@ class Lifecycle:
 
     def _restarts(self, container: Container) -> bool:
         """Whether an ended container starts again: its own rules, its own policy, the pod's policy, in that order."""
-        code = int(container.report["exit_code"])
-        for rule in container.plan.get("restart_rules") or []:
-            if (code in rule["values"]) == (rule["operator"] == "In"):
-                return True
+        if self._rule(container) is not None:
+            return True
         policy = container.plan.get("restart_policy") or self._policy
         if container.kind == INIT and policy == "Always":
             policy = "OnFailure"
@@ -130,8 +158,9 @@ class Lifecycle:
     def _go_on_with_init(self) -> None:
         while self._next_init < len(self._init):
             current = self._init[self._next_init]
-            if current.run < 0:
-                current.start()
+            if current.name not in self._begun:
+                self._begun.add(current.name)
+                _begin(current)
                 return
             if current.kind == SIDECAR:
                 if not current.report["started"]:
@@ -148,7 +177,7 @@ class Lifecycle:
         self._main_started = True
         self._context.reporter.set_phase(reporting.RUNNING)
         for each in self._main:
-            each.start()
+            _begin(each)
 
     def _stop_all(self, by_s: float) -> None:
         left_s = by_s - time.monotonic()
@@ -174,3 +203,10 @@ class Lifecycle:
 
     def all_containers(self) -> List[Container]:
         return [*self._init, *self._main, *self._ephemeral]
+
+
+def _begin(container: Container) -> None:
+    if container.run < 0:
+        container.start()
+    else:
+        container.start_again()
