@@ -144,7 +144,6 @@ def test_what_cannot_be_is_refused_with_a_remedy(kubectl: Kubectl) -> None:
             "spec.securityContext.appArmorProfile.type",
             {"securityContext": {"appArmorProfile": {"type": "Localhost", "localhostProfile": "x"}}},
         ),
-        "selinux": ("spec.securityContext.seLinuxOptions", {"securityContext": {"seLinuxOptions": {"level": "s0"}}}),
     }
     kubectl.apply(*(pod(name, **change) for name, (_, change) in asked.items()))
     for name, (field, _) in asked.items():

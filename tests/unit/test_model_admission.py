@@ -35,7 +35,6 @@ REFUSED = [
         "spec.containers[0].securityContext.appArmorProfile.type",
     ),
     (pod({"ports": [{"containerPort": 80, "hostPort": 8080}]}), "spec.containers[0].ports[0].hostPort"),
-    (pod(securityContext={"seLinuxOptions": {"level": "x"}}), "spec.securityContext.seLinuxOptions"),
     (pod(volumes=[{"name": "a", "emptyDir": {}}, {"name": "b", "nfs": {}}]), "spec.volumes[1].nfs"),
     (pod(volumes=[{"name": "a", "csi": {}}]), "spec.volumes[0].csi"),
     (
@@ -49,7 +48,6 @@ REFUSED = [
         "spec.containers[0].restartPolicyRules[1].action",
     ),
     (pod({"securityContext": {"privileged": True}}), "spec.containers[0].securityContext.privileged"),
-    (pod({"securityContext": {"seLinuxOptions": {"x": "y"}}}), "spec.containers[0].securityContext.seLinuxOptions"),
     (
         pod({"volumeMounts": [{"name": "a", "mountPropagation": "Bidirectional"}]}),
         "spec.containers[0].volumeMounts[0].mountPropagation",

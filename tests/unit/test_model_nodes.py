@@ -120,7 +120,7 @@ def test_the_status_of_a_node() -> None:
     assert int(status["allocatable"]["cpu"]) > 48
     assert status["daemonEndpoints"] == {"kubeletEndpoint": {"Port": 40123}}
     assert status["addresses"][0] == {"type": "InternalIP", "address": "10.0.0.1"}
-    assert status["declaredFeatures"] == ["ExtendWebSocketsToKubelet"]
+    assert status["declaredFeatures"] == ["ExtendWebSocketsToKubelet", "RestartAllContainersOnContainerExits"]
     assert status["nodeInfo"]["kubeletVersion"] == "v1.36.3+slurmlet-0.1.0"
     assert {type_: one["status"] for type_, one in conditions(status).items()} == {
         "MemoryPressure": "False", "DiskPressure": "False", "PIDPressure": "False", "Ready": "True",

@@ -179,7 +179,7 @@ def node_status(
         "daemonEndpoints": {"kubeletEndpoint": {"Port": hub.kubelet_port}},
         "images": images or [],
         # Exec and attach reach the hub as WebSockets: see docs/decisions/0011.
-        "declaredFeatures": ["ExtendWebSocketsToKubelet"],
+        "declaredFeatures": ["ExtendWebSocketsToKubelet", "RestartAllContainersOnContainerExits"],
         "nodeInfo": {
             "machineID": hub.machine_id,
             "systemUUID": hub.machine_id,

@@ -45,8 +45,6 @@ def container_problems(path: str, container: Obj) -> Iterator[Problem]:
 
 def _shared(path: str, context: Obj) -> Iterator[Problem]:
     """Fields that pods and containers both have."""
-    if context.get("seLinuxOptions"):
-        yield Problem(f"{path}.seLinuxOptions", "a user cannot choose SELinux labels", "Remove it")
     if context.get("windowsOptions"):
         yield Problem(f"{path}.windowsOptions", "only linux runs here", "Remove it")
     for field in ("seccompProfile", "appArmorProfile"):
@@ -96,6 +94,8 @@ def container_security(pod: Obj, container: Obj, image_user: str) -> dict[str, A
         "privileged": bool(merged.get("privileged")),
         "seccomp": (merged.get("seccompProfile") or {}).get("type") or "Unconfined",
         "unmasked_proc": merged.get("procMount") == "Unmasked",
+        # Without SELinux on the host nobody reads labels, as with a kubelet; with it the runner does not start this.
+        "selinux": bool(merged.get("seLinuxOptions")),
     }
 
 

@@ -160,6 +160,8 @@ class Container:
                 "securityContext.seccompProfile: this node has no crun, and the runtime brought along cannot filter "
                 "calls; use type Unconfined, or ask for crun on the compute nodes"
             )
+        if self.plan.get("selinux") and os.path.exists("/sys/fs/selinux/enforce"):
+            raise bundle.NotHonoured("securityContext.seLinuxOptions: a user cannot choose SELinux labels on this host")
         mounts = context.volumes.mounts(self.plan)
         mounts += etc_mounts(context.scratch, [mount.path for mount in mounts])
         message_path = self.plan.get("termination_message_path")
