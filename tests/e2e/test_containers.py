@@ -109,7 +109,11 @@ def test_containers_of_a_pod_share_memory(kubectl: Kubectl) -> None:
     reader = "until cat /dev/shm/word 2>/dev/null; do sleep 0.2; done; readlink /proc/self/ns/ipc"
     kubectl.apply(
         pod("sharing", reader, more_containers=[writer]),
-        pod("hosts", "readlink /proc/self/ns/ipc; touch /dev/shm/$HOSTNAME && rm /dev/shm/$HOSTNAME", hostIPC=True),
+        pod(
+            "hosts",
+            "readlink /proc/self/ns/ipc; touch /dev/shm/$HOSTNAME && rm /dev/shm/$HOSTNAME",
+            hostIPC=True,
+        ),
     )
     word, own = said(kubectl, "sharing").split()
     assert word == "word"
@@ -150,7 +154,10 @@ def test_readiness_gates_hold_a_pod_back(kubectl: Kubectl) -> None:
     eventually(lambda: condition(kubectl, "gated", "ContainersReady").get("status") == "True")
     closed = condition(kubectl, "gated", "Ready")
     assert (closed["status"], closed["reason"]) == ("False", "ReadinessGatesNotReady")
-    assert closed["message"] == 'corresponding condition of pod readiness gate "example.com/open" does not exist.'
+    assert (
+        closed["message"]
+        == 'corresponding condition of pod readiness gate "example.com/open" does not exist.'
+    )
 
     def turn(status: str) -> None:
         change = {"status": {"conditions": [{"type": "example.com/open", "status": status}]}}
@@ -180,7 +187,9 @@ def test_a_resize_cannot_be_and_says_so(kubectl: Kubectl) -> None:
     assert (pending["status"], pending["reason"]) == ("True", "Infeasible")
     assert "Slurm job" in pending["message"]
     now = kubectl.pod("sized")
-    assert now["status"]["observedGeneration"] == now["metadata"]["generation"] == pending["observedGeneration"]
+    assert (
+        now["status"]["observedGeneration"] == now["metadata"]["generation"] == pending["observedGeneration"]
+    )
     assert now["status"]["containerStatuses"][0]["resources"] == asked
     eventually(partial(kubectl.told, "sized", "ResizeInfeasible", "Pod resize Infeasible: "))
     resize("100m")
@@ -224,7 +233,9 @@ def test_a_rule_may_restart_all_containers(kubectl: Kubectl) -> None:
     }  # fmt: skip
     # The second run lets the pod end.
     again = "sleep 1; exit 42"
-    script = f"{count} test $(grep -c x /data/main) = 2 || {{ {again}; }}; touch /data/done; wc -l /data/first"
+    script = (
+        f"{count} test $(grep -c x /data/main) = 2 || {{ {again}; }}; touch /data/done; wc -l /data/first"
+    )
     command = ["sh", "-c", script, "main"]
     container = {"restartPolicy": "Never", "restartPolicyRules": rules, "volumeMounts": mounts}
     kubectl.apply(
@@ -234,7 +245,11 @@ def test_a_rule_may_restart_all_containers(kubectl: Kubectl) -> None:
     assert said(kubectl, "round").split()[0] == "2"
     status = kubectl.pod("round")["status"]
     statuses = {one["name"]: one for one in (*status["containerStatuses"], *status["initContainerStatuses"])}
-    assert {name: one["restartCount"] for name, one in statuses.items()} == {"main": 1, "other": 1, "first": 1}
+    assert {name: one["restartCount"] for name, one in statuses.items()} == {
+        "main": 1,
+        "other": 1,
+        "first": 1,
+    }
     assert statuses["main"]["lastState"]["terminated"]["exitCode"] == 42
     assert statuses["other"]["lastState"]["terminated"]["exitCode"] == 137
     assert condition(kubectl, "round", "AllContainersRestarting")["reason"] == "PodCompleted"

@@ -114,7 +114,9 @@ def test_a_rolling_update_never_leaves_nobody_ready(kubectl: Kubectl) -> None:
         "strategy": {"rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
         "template": template("", labels, restartPolicy="Always", containers=[container("one")]),
     }  # fmt: skip
-    kubectl.apply({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "rolling"}, "spec": spec})
+    kubectl.apply(
+        {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "rolling"}, "spec": spec}
+    )
     kubectl("rollout", "status", "deployment/rolling", "--timeout=60s")
     change = {"spec": {"template": {"spec": {"containers": [container("two")]}}}}
     kubectl("patch", "deployment", "rolling", "-p", json.dumps(change))

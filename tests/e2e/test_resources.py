@@ -35,7 +35,11 @@ def test_the_job_is_as_large_as_kubernetes_says(kubectl: Kubectl) -> None:
     def init(name: str, **asked: Any) -> dict[str, Any]:
         return {"name": name, "image": IMAGE, "command": ["sh", "-c", "true"], **resources(**asked)}
 
-    sidecar = {**init("side", cpu="500m", memory="64Mi"), "restartPolicy": "Always", "command": ["sleep", "3600"]}
+    sidecar = {
+        **init("side", cpu="500m", memory="64Mi"),
+        "restartPolicy": "Always",
+        "command": ["sleep", "3600"],
+    }
     second = {"name": "second", "image": IMAGE, "command": ["true"], **resources("700m", "32Mi")}
     kubectl.apply(
         # Its init container beside the sidecar is the most at once: 0.5 + 2 CPUs, 64 + 100 MiB.
@@ -52,7 +56,10 @@ def test_the_job_is_as_large_as_kubernetes_says(kubectl: Kubectl) -> None:
     assert granted(kubectl, "sum") == ("2", "112M")
     assert granted(kubectl, "whole") == ("3", "90M")
     status = eventually(lambda: (found := kubectl.pod("whole")["status"]).get("allocatedResources") and found)
-    assert (status["allocatedResources"], status["qosClass"]) == ({"cpu": "3", "memory": "90Mi"}, "Guaranteed")
+    assert (status["allocatedResources"], status["qosClass"]) == (
+        {"cpu": "3", "memory": "90Mi"},
+        "Guaranteed",
+    )
 
 
 def test_extended_resources_become_gres(kubectl: Kubectl) -> None:
@@ -101,7 +108,9 @@ def _removed(group: Path) -> bool:
     return True
 
 
-def test_the_container_that_ran_out_of_memory_is_named(kubectl: Kubectl, limited: Callable[[str], None]) -> None:
+def test_the_container_that_ran_out_of_memory_is_named(
+    kubectl: Kubectl, limited: Callable[[str], None]
+) -> None:
     word = f"hog-{kubectl.namespace}"
     hog = "until test -e /tmp/go; do sleep 0.2; done; exec dd if=/dev/zero of=/dev/null bs=200M count=1"
     other = {"name": "other", "image": IMAGE, "command": ["sleep", "3600"]}

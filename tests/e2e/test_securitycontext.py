@@ -65,7 +65,9 @@ def test_users_and_groups(anyone: Kubectl) -> None:
 def test_ids_that_are_not_there(second: Kubectl) -> None:
     second.apply(pod("high", securityContext={"runAsUser": 70000000}))
     eventually(lambda: second.waiting("high")[0] == "CreateContainerConfigError")
-    assert second.waiting("high")[1].startswith("securityContext.runAsUser: 70000000 is beyond the ids you have")
+    assert second.waiting("high")[1].startswith(
+        "securityContext.runAsUser: 70000000 is beyond the ids you have"
+    )
     second("delete", "pod", "high", "--wait=false")
 
 
@@ -127,7 +129,10 @@ def test_proc_may_be_unmasked_and_sysctls_set(kubectl: Kubectl) -> None:
     forced, masks = said(kubectl, "masked").split()
     assert (forced, int(masks) > 0) == ("1", True)
     assert said(kubectl, "unmasked").split()[1] == "0"
-    for name, words in (("net", "which the pod shares with its host"), ("unsafe", '"kernel.msgmax" not allowlisted')):
+    for name, words in (
+        ("net", "which the pod shares with its host"),
+        ("unsafe", '"kernel.msgmax" not allowlisted'),
+    ):
         status = kubectl.wait_phase(name, "Failed")["status"]
         assert (status["reason"], words in status["message"]) == ("SysctlForbidden", True)
 
@@ -149,5 +154,7 @@ def test_what_cannot_be_is_refused_with_a_remedy(kubectl: Kubectl) -> None:
     for name, (field, _) in asked.items():
         status = kubectl.wait_phase(name, "Failed")["status"]
         assert (status["reason"], status["message"].split(": ")[0]) == ("PodRefused", field)
-        texts = eventually(lambda name=name: [text for why, text in kubectl.events(name) if why == "PodRefused"])
+        texts = eventually(
+            lambda name=name: [text for why, text in kubectl.events(name) if why == "PodRefused"]
+        )
         assert any(word in texts[0] for word in ("Remove", "Use ", "Name the"))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from slurmlet.kube.client import METADATA, METADATA_LIST, ApiClient, ApiError
+from slurmlet.kube.sharing import Sharer
 
 log = logging.getLogger(__name__)
 PAGE_SIZE = 500
@@ -46,6 +47,7 @@ class Reflector:
         self._metadata_only = metadata_only
         self._known: dict[str, Obj] = {}
         self._failures = 0
+        self._sharer = Sharer()
 
     async def run(self) -> None:
         while True:
@@ -110,7 +112,8 @@ class Reflector:
     def _kept(self, item: Obj) -> Obj:
         """Annotations and managed fields of a big object can be as big as the object."""
         if not self._metadata_only:
-            return item
+            whole: Obj = self._sharer.shared(item)
+            return whole
         metadata = item["metadata"]
         names = ("uid", "namespace", "name", "resourceVersion")
         return {"metadata": {name: metadata[name] for name in names if name in metadata}}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any
 
 from slurmlet.base.console import say
 from slurmlet.base.errors import SiteError
-from slurmlet.base.files import read_json, write_private
+from slurmlet.base.files import read_json
 from slurmlet.testbed.conformance import images, results
 from slurmlet.testbed.conformance.building import SUITE, Built
 from slurmlet.testbed.conformance.results import Outcome
@@ -51,7 +52,10 @@ class Run:
     def specs(self, focus: str, skip: str) -> list[str]:
         """The names of the specs that the suite would run."""
         options = [f"--ginkgo.focus={focus}", *([f"--ginkgo.skip={skip}"] if skip else [])]
-        return results.names(self._suite("list", ["--ginkgo.dry-run", *options], timeout_s=120))
+        report = self._suite("list", ["--ginkgo.dry-run", *options], timeout_s=120)
+        if report is None:
+            raise SiteError("the suite did not list its specs", hint=f"See {self.logs / 'list.log'}")
+        return results.names(report)
 
     def run(self, specs: Sequence[str], workers: int, size: int) -> Iterator[Outcome]:
         """Every spec's outcome, as it comes."""
@@ -81,7 +85,7 @@ class Run:
         return found
 
     def _suite(self, name: str, options: Sequence[str], timeout_s: float) -> Any:
-        """Run the suite; its report as parsed JSON. What it said is kept in `logs`."""
+        """Run the suite; its report as parsed JSON, None where it left none. What it said is kept in `logs`."""
         home = self.bed.environment(self.user)["HOME"]
         argv = [
             f"{OPT}/{_SHOWN}/{SUITE}",
@@ -93,16 +97,29 @@ class Run:
             f"--ginkgo.json-report={home}/{_SHOWN}/{name}.json",
             *options,
         ]
-        done = self.bed.run(argv, user=self.user, timeout_s=timeout_s, check=False)
-        write_private(self.logs / f"{name}.log", done.stdout + done.stderr)
+        code = self._follow(argv, self.logs / f"{name}.log", timeout_s)
         report = self._reports / f"{name}.json"
         read = read_json(report)
         if read is None:
             raise SiteError(
-                f"the suite left no report (exit code {done.code})", hint=f"See {self.logs / name}.log"
+                f"the suite left no report (exit code {code})", hint=f"See {self.logs / name}.log"
             )
-        shutil.move(report, self.logs / report.name)
+        # It lists the thousands of specs that were not asked for too.
+        report.unlink()
         return read
+
+    def _follow(self, argv: Sequence[str], log: Path, timeout_s: float) -> int:
+        """Run it with its talk in a file, to be read while it runs; it never outlives this process's interest."""
+        with log.open("wb") as file:
+            process = self.bed.popen(
+                argv, user=self.user, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
+            )
+            try:
+                return process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                return -1
+            finally:
+                self.bed.stop(process)
 
     def _load_images(self) -> None:
         listed = self.bed.run([f"{OPT}/{_SHOWN}/{SUITE}", "--list-images"], user=self.user).stdout
