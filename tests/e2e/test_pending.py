@@ -85,7 +85,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(kubectl: Kubectl) -> None:
     asked: dict[str, tuple[str, dict[str, Any]]] = {
         "privileged": (f"{security}.privileged", {"container": {"securityContext": {"privileged": True}}}),
         "processes": ("spec.hostPID", {"hostPID": True}),
-        "memory": ("spec.hostIPC", {"hostIPC": True}),
+        "port": ("spec.containers[0].ports[0].hostPort", {"container": ports}),
         "volume": ("spec.volumes[0].nfs", {"volumes": nfs}),
     }
     kubectl.apply(*(pod(name, **change) for name, (_, change) in asked.items()))

@@ -30,7 +30,8 @@ def pod(*containers: dict[str, Any], status: dict[str, Any] | None = None, **spe
     [
         (Fraction(2**20), "Ki", "1Mi"), (Fraction(3 * 2**19), "Ki", "1536Ki"), (Fraction(1000), "Ki", "1k"),
         (Fraction(10**8), "Ki", "100M"), (Fraction(1, 10), "", "100m"), (Fraction(2), "", "2"), (Fraction(1500), "", "1500"),
-        (Fraction(1000), "", "1k"), (Fraction(0), "", "0"), (Fraction(3, 2), "", "1500m"), (Fraction(2**30), "", "1073741824"),
+        (Fraction(1000), "", "1k"), (Fraction(0), "", "0"), (Fraction(3, 2), "", "1500m"),
+        (Fraction(2**30), "", "1073741824"),
     ],
 )  # fmt: skip
 def test_quantities_are_written_as_the_api_server_would(value: Fraction, like: str, text: str) -> None:

@@ -371,3 +371,74 @@ def test_ending_is_not_ended() -> None:
         status_of(report=report(ended_container(), phase="Done"), fate=fate("COMPLETING"))["phase"]
         == "Succeeded"
     )
+
+
+def condition_of(status: dict[str, Any], type_: str) -> dict[str, Any]:
+    found: dict[str, Any] = next((one for one in status["conditions"] if one["type"] == type_), {})
+    return found
+
+
+@pytest.mark.parametrize(
+    ("known", "ready", "message"),
+    [
+        ([], "False", 'corresponding condition of pod readiness gate "example.com/a" does not exist.'),
+        (
+            [("example.com/a", "False")],
+            "False",
+            'the status of pod readiness gate "example.com/a" is not "True", but False',
+        ),
+        ([("example.com/a", "True")], "True", None),
+    ],
+)
+def test_readiness_gates(known: list[tuple[str, str]], ready: str, message: str | None) -> None:
+    asked = pod(conditions=[{"type": type_, "status": value} for type_, value in known])
+    asked["spec"]["readinessGates"] = [{"conditionType": "example.com/a"}]
+    status = status_of(asked, report=report(RUNNING))
+    found = condition_of(status, "Ready")
+    assert (found["status"], found["message"]) == (ready, message)
+    assert condition_of(status, "ContainersReady")["status"] == "True"
+    assert "example.com/a" not in [one["type"] for one in status["conditions"]], (
+        "others' conditions are theirs"
+    )
+
+
+def test_ephemeral_containers_count_for_nothing_but_themselves() -> None:
+    asked = pod()
+    asked["spec"]["ephemeralContainers"] = [
+        {"name": name, "image": "debug:1"} for name in ("ended", "refused", "new")
+    ]
+    told = report(RUNNING, ephemeral_containers={"ended": ended_container(3)})
+    status = status_of(asked, report=told, refused_ephemeral={"refused": ("PodRefused", "no")})
+    states = {one["name"]: one["state"] for one in status["ephemeralContainerStatuses"]}
+    assert states["ended"]["terminated"]["exitCode"] == 3
+    assert states["refused"]["waiting"] == {"reason": "PodRefused", "message": "no"}
+    assert states["new"]["waiting"] == {"reason": "ContainerCreating"}
+    assert (status["phase"], condition_of(status, "Ready")["status"]) == ("Running", "True")
+
+
+def test_who_a_container_runs_as() -> None:
+    user = {"uid": 1000, "gid": 3000, "groups": [3000, 4000]}
+    (one,) = status_of(report=report({**RUNNING, "user": user}))["containerStatuses"]
+    assert one["user"] == {"linux": {"uid": 1000, "gid": 3000, "supplementalGroups": [3000, 4000]}}
+
+
+def test_a_job_that_lost_one_process_to_the_kernel_ends_as_its_runner_says() -> None:
+    oom = fate("OUT_OF_MEMORY", code=0)
+    assert status_of(report=report(ended_container(), phase="Done"), fate=oom)["phase"] == "Succeeded"
+    lost = status_of(report=report(RUNNING), fate=oom)
+    assert (lost["phase"], lost["reason"]) == ("Failed", "OutOfMemory")
+    assert lost["containerStatuses"][0]["state"]["terminated"]["reason"] == "OOMKilled"
+
+
+@pytest.mark.parametrize(
+    ("state", "disrupted"), [("PREEMPTED", True), ("NODE_FAIL", True), ("TIMEOUT", False)]
+)
+def test_what_is_not_the_pods_doing_is_a_disruption(state: str, disrupted: bool) -> None:
+    status = status_of(report=report(RUNNING), fate=fate(state, code=0))
+    assert bool(condition_of(status, "DisruptionTarget")) is disrupted
+
+
+def test_last_words_of_many_containers_are_cut() -> None:
+    told = report(*(ended_container(1, message="x" * 4096) for _ in range(4)), phase="Done")
+    status = status_of(pod(4, restart="Never"), report=told)
+    assert [len(one["state"]["terminated"]["message"]) for one in status["containerStatuses"]] == [3072] * 4

@@ -32,7 +32,7 @@ def test_env_files(key: str, value: str) -> None:
 
 @pytest.mark.parametrize("text", ["plain", "A=bare", "A ='x'", "='x'", "A='open", "A='x'y", 'A="x"', "A="])
 def test_env_files_that_are_none(text: str) -> None:
-    with pytest.raises(ValueError, match="invalid environment variable format at line 1|starting at line 1"):
+    with pytest.raises(ValueError, match=r"environment variable format (starting )?at line 1"):
         envfiles.parse(text, "A")
 
 

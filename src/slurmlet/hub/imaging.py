@@ -55,7 +55,9 @@ class Backoff:
 
 def image_volumes(spec: Obj) -> list[dict[str, str]]:
     """Images that are mounted as volumes, in the form of containers without a name: pulled by the same rules."""
-    sources = [volume["image"] for volume in spec.get("volumes", ()) if (volume.get("image") or {}).get("reference")]
+    sources = [
+        volume["image"] for volume in spec.get("volumes", ()) if (volume.get("image") or {}).get("reference")
+    ]
     return [
         {"name": "", "image": one["reference"], "imagePullPolicy": one.get("pullPolicy") or "IfNotPresent"}
         for one in sources

@@ -73,7 +73,12 @@ def read_only_below(path: str) -> None:
     # struct mount_attr: attr_set = MOUNT_ATTR_RDONLY, the rest zero. The number is the same on every machine.
     attributes = (1).to_bytes(8, sys.byteorder) + bytes(24)
     result = _libc().syscall(
-        _MOUNT_SETATTR, _AT_FDCWD, os.fsencode(path), _AT_RECURSIVE, attributes, ctypes.c_size_t(len(attributes))
+        _MOUNT_SETATTR,
+        _AT_FDCWD,
+        os.fsencode(path),
+        _AT_RECURSIVE,
+        attributes,
+        ctypes.c_size_t(len(attributes)),
     )
     _check(result, f"mount_setattr of {path}")
 
