@@ -12,9 +12,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from slurmlet.hub import spdy
-from slurmlet.hub.execserving import exec_status
-from slurmlet.hub.remotecommand import Wants, accept, wants
+from slurmlet.hub.serving import spdy
+from slurmlet.hub.serving.execs import exec_status
+from slurmlet.hub.serving.remotecommand import Wants, accept, wants
 from slurmlet.runner import wire
 
 WITHIN_S = 5

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from slurmlet.hub.execserving import exec_status
-from slurmlet.hub.logserving import _check_started, _options
+from slurmlet.hub.serving.execs import exec_status
+from slurmlet.hub.serving.logs import _check_started, _options
 from slurmlet.runner.logfiles import LogOptions
 
 

@@ -7,7 +7,7 @@ import zlib
 
 import pytest
 
-from slurmlet.hub import spdy
+from slurmlet.hub.serving import spdy
 
 FRAMES = [
     spdy.SynStream(1, {"streamtype": "error", "port": "80", "requestid": "0"}),

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from slurmlet.hub import spdy, spdystreams
-from slurmlet.hub.spdystreams import Refused, SpdySession, SpdyStream, StreamReset
+from slurmlet.hub.serving import spdy, spdystreams
+from slurmlet.hub.serving.spdystreams import Refused, SpdySession, SpdyStream, StreamReset
 
 WITHIN_S = 5
 

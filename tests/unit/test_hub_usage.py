@@ -13,7 +13,7 @@ import pytest
 from slurmlet.hub import usage as module
 from slurmlet.hub.counting import Counts, Histogram
 from slurmlet.hub.links import LinkLost, RunnerLink
-from slurmlet.hub.statserving import node_asked
+from slurmlet.hub.serving.stats import node_asked
 from slurmlet.hub.usage import Usage
 from slurmlet.model.ids import PodUid
 from slurmlet.model.statssummary import exposition

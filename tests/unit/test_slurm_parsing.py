@@ -155,7 +155,21 @@ def test_the_partitions_of_the_testbed() -> None:
         "batch*|up|infinite|3|16|6000|idle|(null)|(null)|none\nshort|up|10:00|3|16|6000|idle|(null)|(null)|none\n"
     )
     assert batch == Partition(
-        "batch", True, True, "infinite", 3, 3, 48, 16, 18000, 6000, 0, frozenset(), frozenset(), {"idle": 3}, "up"
+        "batch",
+        True,
+        True,
+        "infinite",
+        3,
+        3,
+        48,
+        16,
+        18000,
+        6000,
+        0,
+        frozenset(),
+        frozenset(),
+        {"idle": 3},
+        "up",
     )
     assert (short.name, short.default, short.time_limit) == ("short", False, "10:00")
 

@@ -16,13 +16,11 @@ from slurmlet.base.addressing import dialled_addresses, free_port
 from slurmlet.base.errors import SlurmletError
 from slurmlet.base.files import private_dir, read_json, write_json
 from slurmlet.base.layout import store_dir
-from slurmlet.hub import metricsapi
 from slurmlet.hub import settings as settings_module
 from slurmlet.hub.counting import CountedScheduler, Counts
 from slurmlet.hub.credentials import RunnerAuthority
 from slurmlet.hub.imaging import Images
 from slurmlet.hub.links import LinkServer
-from slurmlet.hub.metricsapi import MetricsServer
 from slurmlet.hub.nodes import NodeKeeper
 from slurmlet.hub.pacing import Pacer
 from slurmlet.hub.pods import Pods
@@ -30,9 +28,11 @@ from slurmlet.hub.polling import SlurmWatch
 from slurmlet.hub.provisioning import Provisioner
 from slurmlet.hub.refreshing import Refresher
 from slurmlet.hub.services import Services
-from slurmlet.hub.serving import KubeletServer
+from slurmlet.hub.serving import metricsapi
+from slurmlet.hub.serving.kubelet import KubeletServer
+from slurmlet.hub.serving.metricsapi import MetricsServer
+from slurmlet.hub.serving.stats import StatServer
 from slurmlet.hub.settings import SERVER_NAME, Settings
-from slurmlet.hub.statserving import StatServer
 from slurmlet.hub.submitting import Submitter
 from slurmlet.hub.tools import Tools
 from slurmlet.hub.usage import Usage

@@ -57,6 +57,11 @@ class SlurmWatch:
         """The job of a pod that slurmctld remembers."""
         return self._jobs.get(uid)
 
+    def owns(self, uid: PodUid, job_id: JobId) -> bool:
+        """Whether Slurm's own record of the job names this pod."""
+        job = self._by_id.get(job_id)
+        return job is not None and jobs.uid_of(self._settings.cluster_id, job.comment) == uid
+
     def all_jobs(self) -> dict[PodUid, Job]:
         return dict(self._jobs)
 
@@ -116,14 +121,17 @@ class SlurmWatch:
 
     def _take(self, listed: Iterable[Job]) -> None:
         found: dict[PodUid, Job] = {}
+        by_id: dict[JobId, Job] = {}
         for job in listed:
             uid = jobs.uid_of(self._settings.cluster_id, job.comment)
+            if uid is not None:
+                by_id[job.job_id] = job
             # Should a pod ever have two jobs, the claim in its directory lets one of them run it. The one that is still
             # there counts, then the older one.
             if uid is not None and (uid not in found or _rank(job) < _rank(found[uid])):
                 found[uid] = job
         self._jobs = found
-        self._by_id = {job.job_id: job for job in found.values()}
+        self._by_id = by_id
 
 
 def _rank(job: Job) -> tuple[bool, int]:

@@ -77,7 +77,7 @@ class Provisioner:
 
     async def _make_classes(self) -> None:
         for wanted in claims.storage_classes():
-            while not await self._made(wanted):
+            while not await self._made(wanted):  # noqa: ASYNC110 - nobody tells when the API server is ready
                 await asyncio.sleep(_API_RETRY_S)
 
     async def _made(self, wanted: Obj) -> bool:

@@ -72,9 +72,10 @@ class PodWorker:
         )
         if hello.get("report"):
             state.report = hello["report"]
-        if hello.get("job_id") and state.job_id != hello["job_id"]:
+        told = JobId(str(hello.get("job_id") or ""))
+        if told and told != state.job_id and self._tools.watch.owns(state.uid, told):
             # Should the pod ever have two jobs, this is the one that holds the claim.
-            state.job_id, state.fate = JobId(str(hello["job_id"])), None
+            state.job_id, state.fate = told, None
         state.stop_sent_grace_s = None
         log.info("pod %s: runner of job %s dialled in from %s", state.name, state.job_id, state.place.host)
         self._linked.set()
@@ -204,7 +205,11 @@ class PodWorker:
             text = resize_event(state.pod)
             self._tools.events.pod_event(state.pod, "Warning", "ResizeInfeasible", text)
         delay_s = None
-        if state.live_link is not None and not state.runner_done and state.pod["spec"].get("ephemeralContainers"):
+        if (
+            state.live_link is not None
+            and not state.runner_done
+            and state.pod["spec"].get("ephemeralContainers")
+        ):
             delay_s = await send_ephemeral(self._tools, state, state.live_link)
         await write_status(self._tools.client, state)
         return delay_s

@@ -324,7 +324,11 @@ def _restarting_all(facts: Facts, phase: str) -> list[dict[str, Any]]:
         why = ("PodCompleted" if phase == "Succeeded" else "PodFailed"), ""
         return [_condition(facts, "AllContainersRestarting", False, why)]
     under_way = bool((facts.report or {}).get("restarting_all"))
-    why = ("RestartAllContainersStarted", "container exited with restart policy rule") if under_way else ("", "")
+    why = (
+        ("RestartAllContainersStarted", "container exited with restart policy rule")
+        if under_way
+        else ("", "")
+    )
     return [_condition(facts, "AllContainersRestarting", under_way, why)]
 
 

@@ -161,7 +161,9 @@ class Container:
                 "calls; use type Unconfined, or ask for crun on the compute nodes"
             )
         if self.plan.get("selinux") and os.path.exists("/sys/fs/selinux/enforce"):
-            raise bundle.NotHonoured("securityContext.seLinuxOptions: a user cannot choose SELinux labels on this host")
+            raise bundle.NotHonoured(
+                "securityContext.seLinuxOptions: a user cannot choose SELinux labels; remove it"
+            )
         mounts = context.volumes.mounts(self.plan)
         mounts += etc_mounts(context.scratch, [mount.path for mount in mounts])
         message_path = self.plan.get("termination_message_path")
@@ -187,7 +189,9 @@ class Container:
         if self._context.pid_namespace or not self.plan.get("target"):
             return self._context.pid_namespace
         if not self.plan.get("target_pid"):
-            raise bundle.NotHonoured(f"unable to find target container {self.plan['target']} among those that run")
+            raise bundle.NotHonoured(
+                f"unable to find target container {self.plan['target']} among those that run"
+            )
         return f"/proc/{self.plan['target_pid']}/ns/pid"
 
     @property

@@ -23,6 +23,7 @@ runner → hub
 hub → runner
     pod      pod: PodPlan; the answer to a hello without a pod
     volumes  volumes: {name: Volume of kind "files"}; newer contents for a running pod (a file with keep: true stays)
+    ephemeral  container: ContainerPlan and its target (a container's name or ""); one that is known already is left alone
     stop     grace_s, reason: end the pod as the kubelet would; problem {reason, message} when that makes it Failed
     ack      seq: this report is written down
     ask      id, what "usage", disk (bool: file systems too); answered by "answer" with the same id

@@ -30,7 +30,7 @@ from slurmlet.slurm.parsing import (
 TIMEOUT_S = 30.0
 # What Slurm's commands need of the user's environment; nothing named SBATCH_*, SQUEUE_* or SLURM_JOB_*.
 _KEPT_VARIABLES = (
-    "HOME", "USER", "LOGNAME", "PATH", "LANG", "LC_ALL", "TMPDIR", "SLURM_CONF", "LD_LIBRARY_PATH", "KRB5CCNAME",
+    "HOME", "USER", "LOGNAME", "PATH", "LANG", "LC_ALL", "SLURM_CONF", "LD_LIBRARY_PATH", "KRB5CCNAME",
     "SLURM_JWT", "SLURMLET_UPSTREAM_DIR", "SLURMLET_CACHE", "SLURMLET_HOME",
 )  # fmt: skip
 

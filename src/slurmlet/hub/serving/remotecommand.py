@@ -6,7 +6,7 @@
 - SPDY/3.1, one stream per channel, named by its header `streamType`: kubectl before v1.31, many libraries, and the
   way back of newer ones where a proxy breaks WebSockets.
 
-Both look the same to `execserving.py`: `feed` what the client sends to a runner's stream, `send` to it, `finish` with a
+Both look the same to `execs.py`: `feed` what the client sends to a runner's stream, `send` to it, `finish` with a
 status.
 """
 
@@ -22,8 +22,8 @@ from typing import Any, NamedTuple, Protocol
 from aiohttp import WSMsgType, web
 
 from slurmlet.hub.links import Stream
-from slurmlet.hub.spdystreams import Refused, SpdySession, SpdyStream, StreamReset
-from slurmlet.hub.upgrading import UpgradedConnection, asks_for_spdy, negotiate
+from slurmlet.hub.serving.spdystreams import Refused, SpdySession, SpdyStream, StreamReset
+from slurmlet.hub.serving.upgrading import UpgradedConnection, asks_for_spdy, negotiate
 from slurmlet.runner import wire
 
 V5, V4, V3, V2, V1 = (f"{name}channel.k8s.io" for name in ("v5.", "v4.", "v3.", "v2.", ""))

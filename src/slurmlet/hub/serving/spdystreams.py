@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from slurmlet.hub import spdy
+from slurmlet.hub.serving import spdy
 
 log = logging.getLogger(__name__)
 _CHUNK_BYTES = 32 << 10

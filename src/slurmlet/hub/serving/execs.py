@@ -11,7 +11,7 @@ from aiohttp import web
 
 from slurmlet.hub.links import LinkLost, Stream
 from slurmlet.hub.pods import Pods
-from slurmlet.hub.remotecommand import Client, accept, wants
+from slurmlet.hub.serving.remotecommand import Client, accept, wants
 from slurmlet.hub.worker import PodWorker
 from slurmlet.runner import wire
 

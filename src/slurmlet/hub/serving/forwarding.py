@@ -19,8 +19,8 @@ from aiohttp import WSMsgType, web
 
 from slurmlet.hub.links import LinkLost, Stream
 from slurmlet.hub.pods import Pods
-from slurmlet.hub.spdystreams import ByteTransport, Refused, SpdySession, SpdyStream, StreamReset
-from slurmlet.hub.upgrading import UpgradedConnection, asks_for_spdy, negotiate
+from slurmlet.hub.serving.spdystreams import ByteTransport, Refused, SpdySession, SpdyStream, StreamReset
+from slurmlet.hub.serving.upgrading import UpgradedConnection, asks_for_spdy, negotiate
 from slurmlet.hub.worker import PodWorker
 from slurmlet.runner import wire
 

@@ -10,13 +10,13 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from slurmlet.hub.attachserving import serve_attach
-from slurmlet.hub.execserving import serve_exec
-from slurmlet.hub.forwardserving import serve_forward
-from slurmlet.hub.logserving import serve_logs
 from slurmlet.hub.pods import Pods
+from slurmlet.hub.serving.attaching import serve_attach
+from slurmlet.hub.serving.execs import serve_exec
+from slurmlet.hub.serving.forwarding import serve_forward
+from slurmlet.hub.serving.logs import serve_logs
+from slurmlet.hub.serving.stats import StatServer
 from slurmlet.hub.settings import Settings
-from slurmlet.hub.statserving import StatServer
 
 API_SERVER = "slurmlet:kubelet-client"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

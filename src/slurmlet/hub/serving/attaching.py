@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from slurmlet.hub.execserving import serve_command
 from slurmlet.hub.pods import Pods
+from slurmlet.hub.serving.execs import serve_command
 
 
 async def serve_attach(request: web.Request, pods: Pods) -> web.StreamResponse:

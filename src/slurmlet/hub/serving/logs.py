@@ -40,7 +40,11 @@ async def serve_logs(request: web.Request, settings: Settings, pods: Pods) -> we
 def _check_known(worker: PodWorker, container: str) -> None:
     """The name becomes part of a path. The API server checks it, but not for those who come through nodes/proxy."""
     spec, pod = worker.state.pod["spec"], worker.state.pod["metadata"]["name"]
-    every = (*(spec.get("initContainers") or ()), *spec["containers"], *(spec.get("ephemeralContainers") or ()))
+    every = (
+        *(spec.get("initContainers") or ()),
+        *spec["containers"],
+        *(spec.get("ephemeralContainers") or ()),
+    )
     if container not in {one["name"] for one in every}:
         raise web.HTTPNotFound(text=f'container "{container}" not found in pod "{pod}"\n')
 
