@@ -171,7 +171,7 @@ def test_waiting_for_a_config_map_is_told_by_all() -> None:
 def test_containers_behind_init_containers_are_initializing() -> None:
     status = status_of(pod(init=("",)))
     assert state_of(status) == {"waiting": {"reason": "PodInitializing"}}
-    assert status["initContainerStatuses"][0]["state"] == {"waiting": {"reason": "ContainerCreating"}}
+    assert status["initContainerStatuses"][0]["state"] == {"waiting": {"reason": "PodInitializing"}}
 
 
 def test_a_running_container() -> None:

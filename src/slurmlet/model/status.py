@@ -108,7 +108,7 @@ def _container_status(facts: Facts, container: Obj, report: Obj | None, kind: st
         "ready": False,
         "restartCount": 0,
         "started": False,
-        "state": {"waiting": _waiting(facts, container, is_init)},
+        "state": {"waiting": _waiting(facts, container)},
         "lastState": {},
     }
     if container.get("volumeMounts"):
@@ -139,7 +139,7 @@ def _container_status(facts: Facts, container: Obj, report: Obj | None, kind: st
     return status
 
 
-def _waiting(facts: Facts, container: Obj, is_init: bool) -> dict[str, str]:
+def _waiting(facts: Facts, container: Obj) -> dict[str, str]:
     waiting = facts.waiting or {}
     refused = (facts.refused_ephemeral or {}).get(container["name"])
     if refused:
@@ -152,9 +152,8 @@ def _waiting(facts: Facts, container: Obj, is_init: bool) -> dict[str, str]:
     if facts.fate is not None and facts.fate.stage is Stage.QUEUED:
         told = f": {facts.fate.pending_reason}" if facts.fate.pending_reason else ""
         return {"reason": "Queued", "message": f"Slurm job {facts.job_id} is pending{told}"}
-    if not is_init and facts.pod["spec"].get("initContainers"):
-        return {"reason": "PodInitializing"}
-    return {"reason": "ContainerCreating"}
+    # The kubelet's word is the same for init containers.
+    return {"reason": "PodInitializing" if facts.pod["spec"].get("initContainers") else "ContainerCreating"}
 
 
 def _state(report: Obj) -> dict[str, Any]:

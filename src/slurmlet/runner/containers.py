@@ -36,9 +36,9 @@ class Container:
         # As it came; `plan` may be filled in anew for each run.
         self._asked = plan
         self._context, self._on_change = context, on_change
-        self.report = reporting.new_container_report(
-            "PodInitializing" if kind == MAIN else "ContainerCreating"
-        )
+        # The kubelet's word for a container that is yet to run, the same for all of the pod.
+        self._creating = "PodInitializing" if context.plan.get("init_containers") else "ContainerCreating"
+        self.report = reporting.new_container_report(self._creating)
         self.facts: Optional[bundle.Facts] = None
         self.container_id = ""
         self.log_listeners: List[Callable[[], None]] = []
@@ -103,9 +103,7 @@ class Container:
     def start(self) -> None:
         self._busy = True
         self._run += 1
-        self._waiting(
-            "ContainerCreating" if self._run == 0 else self.report["reason"], self.report["message"]
-        )
+        self._waiting(self._creating if self._run == 0 else self.report["reason"], self.report["message"])
         context = self._context
         tree = find_unpacked(self.plan["image_dir"], context.scratch.images, context.mapping)
         if tree:
@@ -205,7 +203,7 @@ class Container:
         if error:
             self.create_failures += 1
             self.event("Warning", event, f"Error: {error}" if event == "Failed" else error)
-            self._waiting(reason, error)
+            self._waiting(self._creating if reason == "ContainerCreating" else reason, error)
         self._finished_s = time.monotonic()
         self._on_change(self)
 
@@ -347,7 +345,7 @@ class Container:
         elif self.report["last"] is not None and self.report["last"]["reason"] == "StartError":
             self._waiting("RunContainerError", self.report["last"]["message"])
         else:
-            self._waiting("ContainerCreating", "")
+            self._waiting(self._creating, "")
         self._timer = self._context.loop.later(wait_s, self._backoff_over)
 
     def _backoff_over(self) -> None:

@@ -3,8 +3,8 @@
 Written as docker archives and loaded under exactly the names the suite asks for, so that it runs unmodified and without
 a registry. The names, tags included, come from the suite itself (`e2e.test --list-images`).
 
-    agnhost      upstream's program, built; busybox for its shell and tools (no curl, dig, iperf)
-    busybox      busybox
+    agnhost      upstream's program, built; bash and busybox for its shell and tools (no curl, dig, iperf)
+    busybox      busybox, with bash for its shell: Debian's build drops variables such as "data-1", which specs ask for
     nonewprivs   upstream's program, setuid
     nonroot      busybox as user 1234
     ipc-utils    busybox
@@ -18,6 +18,7 @@ import hashlib
 import io
 import json
 import platform
+import re
 import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,7 +45,6 @@ _PAUSE = f"#!/bin/sh\n{_WAIT}"
 _WEBSERVER = (
     f"#!/bin/sh\nhttpd -p 80 -h /usr/share/nginx/html || echo 'port 80 is not to be had' >&2\n{_WAIT}"
 )
-_BASH = '#!/bin/sh\nexec /bin/sh "$@"\n'
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,6 @@ class Recipe:
 RECIPES = {
     "agnhost": Recipe(
         programs={"agnhost": "agnhost"},
-        scripts={"bin/bash": _BASH},
         links={"agnhost-2": "agnhost"},
         config={"Entrypoint": ["/agnhost"], "Cmd": ["pause"]},
     ),
@@ -85,9 +84,26 @@ def wanted(listed: str) -> dict[str, str]:
     return found
 
 
-def archive(name: str, built: Built, busybox: Path) -> bytes:
+@dataclass(frozen=True)
+class Tools:
+    """What every image has besides its own program."""
+
+    busybox: Path
+    shell: Mapping[str, bytes]  # bash and its libraries, by their paths in the image
+
+    @classmethod
+    def of(cls, root: Path) -> Tools:
+        """Those of a Debian tree."""
+        listed = run(["chroot", str(root), "ldd", "/bin/bash"]).stdout
+        paths = ["/bin/bash", *re.findall(r"(/\S+) \(0x", listed)]
+        return cls(
+            root / "usr/bin/busybox", {path.lstrip("/"): (root / path[1:]).read_bytes() for path in paths}
+        )
+
+
+def archive(name: str, built: Built, tools: Tools) -> bytes:
     """The image as a docker archive."""
-    layer = _layer(RECIPES[name], built, busybox)
+    layer = _layer(RECIPES[name], built, tools)
     config = {
         "architecture": {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine()),
         "os": "linux",
@@ -106,10 +122,11 @@ def archive(name: str, built: Built, busybox: Path) -> bytes:
     )  # fmt: skip
 
 
-def _layer(recipe: Recipe, built: Built, busybox: Path) -> bytes:
-    applets = sorted(set(run([str(busybox), "--list"]).stdout.split()) - {"busybox"})
+def _layer(recipe: Recipe, built: Built, tools: Tools) -> bytes:
+    applets = sorted(set(run([str(tools.busybox), "--list"]).stdout.split()) - {"busybox"})
     files = [
-        ("bin/busybox", busybox.read_bytes(), 0o755),
+        ("bin/busybox", tools.busybox.read_bytes(), 0o755),
+        *((path, data, 0o755) for path, data in tools.shell.items()),
         ("etc/passwd", _USERS_FILE.encode(), 0o644),
         ("etc/group", _GROUPS_FILE.encode(), 0o644),
         ("usr/share/nginx/html/index.html", b"It works!\n", 0o644),
@@ -118,7 +135,7 @@ def _layer(recipe: Recipe, built: Built, busybox: Path) -> bytes:
     ]
     taken = {name for name, _, _ in files}
     links = {f"bin/{applet}": "busybox" for applet in applets if f"bin/{applet}" not in taken}
-    links.update(recipe.links)
+    links |= {"bin/sh": "bash", **recipe.links}
     return _tar(
         files, folders={**dict.fromkeys(_FOLDERS, 0o755), "tmp": 0o1777, "var/tmp": 0o1777}, links=links
     )

@@ -5,6 +5,7 @@ The suite lies at /opt/slurmlet/conformance of every host; reports go to the use
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -16,7 +17,7 @@ from typing import Any
 
 from slurmlet.base.console import say
 from slurmlet.base.errors import SiteError
-from slurmlet.base.files import read_json
+from slurmlet.base.files import read_json, write_json
 from slurmlet.testbed.conformance import images, results
 from slurmlet.testbed.conformance.building import SUITE, Built
 from slurmlet.testbed.conformance.results import Outcome
@@ -122,24 +123,26 @@ class Run:
                 self.bed.stop(process)
 
     def _load_images(self) -> None:
+        """Those the store lacks, or has in an older making."""
         listed = self.bed.run([f"{OPT}/{_SHOWN}/{SUITE}", "--list-images"], user=self.user).stdout
         have = self.bed.run(["slurmlet", "image", "ls"], user=self.user).stdout.split()
-        busybox = self.bed.paths.root(self.bed.plan) / "usr/bin/busybox"
+        tools = images.Tools.of(self.bed.paths.root(self.bed.plan))
+        file, record = self._reports / "image.tar", self._reports / "images.json"
+        loaded = read_json(record) or {}
         for reference, recipe in images.wanted(listed).items():
-            if reference in have:
+            archive = images.archive(recipe, self.built, tools)
+            digest = hashlib.sha256(archive).hexdigest()
+            if reference in have and loaded.get(reference) == digest:
                 continue
             say(f"  image {reference}")
-            file = self._reports / "image.tar"
-            file.write_bytes(images.archive(recipe, self.built, busybox))
+            file.write_bytes(archive)
             file.chmod(0o644)
-            argv = [
-                "slurmlet",
-                "image",
-                "load",
-                f"{self.bed.environment(self.user)['HOME']}/{_SHOWN}/image.tar",
-            ]
-            self.bed.run([*argv, "--name", reference], user=self.user, timeout_s=_LOAD_TIMEOUT_S)
+            path = f"{self.bed.environment(self.user)['HOME']}/{_SHOWN}/{file.name}"
+            argv = ["slurmlet", "image", "load", path, "--name", reference]
+            self.bed.run(argv, user=self.user, timeout_s=_LOAD_TIMEOUT_S)
             file.unlink()
+            loaded[reference] = digest
+            write_json(record, loaded)
 
 
 def _place(source: Path, target: Path) -> None:
