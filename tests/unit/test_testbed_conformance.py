@@ -116,7 +116,7 @@ class TestImages:
             place in found for place in (start[0].lstrip("/"), f"bin/{start[0]}", f"usr/local/bin/{start[0]}")
         )
         assert found["bin/sh"].linkname == "bash"
-    assert found["bin/ls"].linkname == "busybox"
+        assert found["bin/ls"].linkname == "busybox"
         assert found["tmp"].mode == 0o1777
         assert len(found) == len(layer.getmembers())
 
@@ -132,7 +132,8 @@ def opened(name: str, folder: Path) -> tuple[dict[str, Any], tarfile.TarFile]:
     busybox.chmod(0o755)
     for program in building.PROGRAMS:
         (folder / program).write_bytes(b"program")
-    made = tarfile.open(fileobj=io.BytesIO(images.archive(name, building.Built(folder), images.Tools(busybox, {"bin/bash": b"shell"}))))  # noqa: SIM115
+    tools = images.Tools(busybox, {"bin/bash": b"shell"})
+    made = tarfile.open(fileobj=io.BytesIO(images.archive(name, building.Built(folder), tools)))  # noqa: SIM115
     manifest = json.loads(made.extractfile("manifest.json").read())[0]  # type: ignore[union-attr]
     config = json.loads(made.extractfile(manifest["Config"]).read())  # type: ignore[union-attr]
     layer = tarfile.open(fileobj=io.BytesIO(made.extractfile("layer.tar").read()))  # type: ignore[union-attr]  # noqa: SIM115
