@@ -244,8 +244,9 @@ def test_what_the_image_says_and_what_the_pod_says_over_it(kubectl: Kubectl) -> 
     assert said(kubectl, "as4242").splitlines() == ["4242", "0"]
     assert said(kubectl, "chowner") == "started\n"
     assert "Read-only file system" in said(kubectl, "frozen", "Failed")
-    refused = kubectl.wait_phase("noroot", "Failed")
-    assert "runAsNonRoot" in refused["status"]["message"]
+    # As with a kubelet it waits, should its image change.
+    eventually(lambda: kubectl.waiting("noroot")[0] == "CreateContainerConfigError")
+    assert "runAsNonRoot" in kubectl.waiting("noroot")[1]
 
 
 def test_init_containers_run_in_order_and_a_failure_ends_the_pod(kubectl: Kubectl) -> None:
