@@ -148,9 +148,7 @@ def test_a_queued_pod_tells_slurms_reason() -> None:
     assert state_of(status) == {
         "waiting": {"reason": "Queued", "message": "Slurm job 7 is pending: Priority"}
     }
-    assert state_of(status_of(fate=fate("PENDING"))) == {
-        "waiting": {"reason": "Queued", "message": "Slurm job 7 is pending"}
-    }
+    assert state_of(status_of(fate=fate("PENDING"))) == {"waiting": {"reason": "ContainerCreating"}}
 
 
 def test_waiting_for_an_image_is_told_by_the_container_that_needs_it() -> None:

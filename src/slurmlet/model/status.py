@@ -149,9 +149,10 @@ def _waiting(facts: Facts, container: Obj) -> dict[str, str]:
         found = facts.refused
     if found:
         return {"reason": found[0], "message": found[1]}
-    if facts.fate is not None and facts.fate.stage is Stage.QUEUED:
-        told = f": {facts.fate.pending_reason}" if facts.fate.pending_reason else ""
-        return {"reason": "Queued", "message": f"Slurm job {facts.job_id} is pending{told}"}
+    # A job that Slurm has not looked at yet has no reason to wait: it is about to start, and a kubelet's word will do.
+    if facts.fate is not None and facts.fate.stage is Stage.QUEUED and facts.fate.pending_reason:
+        why = f"Slurm job {facts.job_id} is pending: {facts.fate.pending_reason}"
+        return {"reason": "Queued", "message": why}
     # The kubelet's word is the same for init containers.
     return {"reason": "PodInitializing" if facts.pod["spec"].get("initContainers") else "ContainerCreating"}
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 from dataclasses import asdict
 from datetime import UTC, datetime
 
@@ -33,9 +36,8 @@ def command(
     """Run upstream's conformance specs against a slurmlet cluster on the testbed."""
     built = build()
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    run = Run(
-        Testbed.running(), built, user, cluster, private_dir(built.root / "runs" / f"{cluster}-{stamp}")
-    )
+    logs = private_dir(built.root / "runs" / f"{cluster}-{stamp}-{os.getpid()}")
+    run = Run(Testbed.running(), built, user, cluster, logs)
     run.prepare()
     specs = run.specs(focus or FOCUS, skip)
     if only_list:
@@ -58,6 +60,7 @@ def command(
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         command()
     except SlurmletError as error:

@@ -9,9 +9,11 @@ import hashlib
 import os
 import shutil
 import subprocess
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from slurmlet.testbed.settings import OPT, USERS
 _SHOWN = "conformance"  # the directory's name in /opt/slurmlet and in the user's home
 _LOAD_TIMEOUT_S = 300
 _END_GRACE_S = 60
+_LOOK_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class Run:
     cluster: str
     logs: Path
     spec_timeout_s: int = 360
+    stopped: threading.Event = field(default_factory=threading.Event)
 
     def prepare(self) -> None:
         """The suite in the hosts, the images in the user's store, the cluster up."""
@@ -63,9 +67,16 @@ class Run:
         groups = results.slices(specs, size)
         beside = [group for group in groups if results.SERIAL not in group[0]]
         alone = [group for group in groups if results.SERIAL in group[0]]
-        with ThreadPoolExecutor(max_workers=workers) as pool:
+        pool = ThreadPoolExecutor(max_workers=workers)
+        try:
             for found in pool.map(self._slice, range(len(beside)), beside):
                 yield from found
+        except BaseException:
+            # An interrupt ends what runs: the suite would go on by itself for hours.
+            self.stopped.set()
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
         for number, group in enumerate(alone, start=len(beside)):
             yield from self._slice(number, group)
 
@@ -88,6 +99,7 @@ class Run:
     def _suite(self, name: str, options: Sequence[str], timeout_s: float) -> Any:
         """Run the suite; its report as parsed JSON, None where it left none. What it said is kept in `logs`."""
         home = self.bed.environment(self.user)["HOME"]
+        report = self._reports / f"{self.logs.name}-{name}.json"
         argv = [
             f"{OPT}/{_SHOWN}/{SUITE}",
             f"--kubeconfig={home}/.slurmlet/{self.cluster}/kubeconfig",
@@ -95,11 +107,10 @@ class Run:
             "--dump-logs-on-failure=false",
             "--ginkgo.no-color",
             "--ginkgo.v",
-            f"--ginkgo.json-report={home}/{_SHOWN}/{name}.json",
+            f"--ginkgo.json-report={home}/{_SHOWN}/{report.name}",
             *options,
         ]
         code = self._follow(argv, self.logs / f"{name}.log", timeout_s)
-        report = self._reports / f"{name}.json"
         read = read_json(report)
         if read is None:
             raise SiteError(
@@ -109,16 +120,21 @@ class Run:
         report.unlink()
         return read
 
-    def _follow(self, argv: Sequence[str], log: Path, timeout_s: float) -> int:
+    def _follow(self, argv: Sequence[str], log: Path, timeout_s: float) -> int | None:
         """Run it with its talk in a file, to be read while it runs; it never outlives this process's interest."""
         with log.open("wb") as file:
             process = self.bed.popen(
                 argv, user=self.user, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
             )
+            deadline_s = time.monotonic() + timeout_s
             try:
-                return process.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                return -1
+                while (
+                    process.poll() is None
+                    and time.monotonic() < deadline_s
+                    and not self.stopped.wait(_LOOK_S)
+                ):
+                    pass
+                return process.poll()
             finally:
                 self.bed.stop(process)
 
