@@ -55,7 +55,7 @@ def test_the_whole_call_for_a_plain_pod() -> None:
     assert request.script == (
         "#!/bin/sh\n"
         f"unset SLURM_JWT\n"
-        f"exec python3 -I /home/user1/.slurmlet/default/runner.pyz /home/user1/.slurmlet/default/pods/{UID}\n"
+        f"exec python3 -IS /home/user1/.slurmlet/default/runner.pyz /home/user1/.slurmlet/default/pods/{UID}\n"
     )
     assert request.notes == ()
 
@@ -146,7 +146,7 @@ def test_hostile_home_directories_reach_the_runner_unharmed(name: str, tmp_path:
     told = subprocess.run(
         ["sh", "-s"], input=script.encode(), env={"PATH": path}, capture_output=True, check=True
     )
-    assert told.stdout == f"-I\0{where.runner}\0{where.pod_dir}\0".encode()
+    assert told.stdout == f"-IS\0{where.runner}\0{where.pod_dir}\0".encode()
     assert told.stderr == b""
 
 

@@ -130,7 +130,7 @@ def opened(name: str, folder: Path) -> tuple[dict[str, Any], tarfile.TarFile]:
     busybox = folder / "busybox"
     busybox.write_text("#!/bin/sh\nprintf 'busybox\\nsh\\nls\\nhttpd\\n'\n")
     busybox.chmod(0o755)
-    for program in building.PROGRAMS:
+    for program in (*building.PROGRAMS, *building.FILES):
         (folder / program).write_bytes(b"program")
     tools = images.Tools(busybox, {"bin/bash": b"shell"})
     made = tarfile.open(fileobj=io.BytesIO(images.archive(name, building.Built(folder), tools)))  # noqa: SIM115

@@ -27,12 +27,17 @@ PROGRAMS = {
     "nnp": "k8s.io/kubernetes/test/images/nonewprivs",
     SUITE: "k8s.io/kubernetes/test/e2e",
 }
+# Files of the suite's sources that its images hold.
+FILES = {
+    "localhost.crt": "test/images/agnhost/porter/localhost.crt",
+    "localhost.key": "test/images/agnhost/porter/localhost.key",
+}
 _THREADS = "2"
 
 
 @dataclass(frozen=True)
 class Built:
-    """A directory with every program of PROGRAMS."""
+    """A directory with everything of PROGRAMS and FILES."""
 
     root: Path
 
@@ -51,32 +56,38 @@ def build() -> Built:
     with locked(root / ".lock"):
         for name, package in PROGRAMS.items():
             if not (root / name).exists():
-                _build(root, name, go_arguments(name, package, ldflags(kubernetes), root / f".{name}"))
+                say(f"  {name}: building (the suite takes about five minutes on two idle cores)")
+                with Steps().step(f"{name}: build"):
+                    _go(root, name, go_arguments(name, package, ldflags(kubernetes), root / f".{name}"))
                 (root / f".{name}").replace(root / name)
+        if not all((root / name).exists() for name in FILES):
+            source = Path(_go(root, "files", ["list", "-m", "-f", "{{.Dir}}", kubernetes.module]).strip())
+            for name, path in FILES.items():
+                (root / name).write_bytes((source / path).read_bytes())
     return Built(root)
 
 
 def go_arguments(name: str, package: str, flags: str, target: Path) -> list[str]:
     """`go test -c` makes the suite (it is a test binary), `go build` the rest."""
+    # Without -vet=off, go would look through all of Kubernetes once more: that takes longer than the build.
     verb = ["test", "-c", "-vet=off"] if name == SUITE else ["build"]
     return [*verb, "-o", str(target), "-ldflags", flags, package]
 
 
-def _build(root: Path, name: str, arguments: Sequence[str]) -> None:
+def _go(root: Path, name: str, arguments: Sequence[str]) -> str:
+    """What go said; its log stays in `root`."""
     go = shutil.which("go")
     if go is None:
         raise SiteError("building the conformance suite needs Go", hint="Install Go and put it on the PATH.")
-    say(f"  {name}: building (the suite takes about ten minutes the first time)")
-    environment = {**build_environment(os.environ, root, cgo=False), "GOMAXPROCS": _THREADS}
-    with Steps().step(f"{name}: build"):
-        done = run(
-            ["nice", "-n", "19", go, *arguments],
-            cwd=pinning.recipes_dir() / RECIPE,
-            env=environment,
-            timeout_s=BUILD_TIMEOUT_S,
-            check=False,
-        )
+    done = run(
+        ["nice", "-n", "19", go, *arguments],
+        cwd=pinning.recipes_dir() / RECIPE,
+        env={**build_environment(os.environ, root, cgo=False), "GOMAXPROCS": _THREADS},
+        timeout_s=BUILD_TIMEOUT_S,
+        check=False,
+    )
     write_private(root / f"build-{name}.log", f"$ {' '.join(done.argv)}\n{done.stdout}{done.stderr}")
     if not done.ok:
         tail = "\n".join(f"    {line}" for line in done.stderr.splitlines()[-15:])
         raise SiteError(f"building {name} failed:\n{tail}", hint=f"All of it: {root}/build-{name}.log")
+    return done.stdout

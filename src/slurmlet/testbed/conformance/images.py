@@ -60,7 +60,7 @@ class Recipe:
 
 RECIPES = {
     "agnhost": Recipe(
-        programs={"agnhost": "agnhost"},
+        programs={"agnhost": "agnhost", "localhost.crt": "localhost.crt", "localhost.key": "localhost.key"},
         links={"agnhost-2": "agnhost"},
         config={"Entrypoint": ["/agnhost"], "Cmd": ["pause"]},
     ),
