@@ -24,15 +24,18 @@ def command() -> None:
 @click.option(
     "--image", default="busybox:1", show_default=True, help="An image with a shell; pulled once beforehand."
 )
+@click.option(
+    "--validate/--no-validate", default=True, show_default=True, help="Let kubectl check the manifest first."
+)
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
-def startup(cluster: str, runs: int, image: str, output: str) -> None:
+def startup(cluster: str, runs: int, image: str, validate: bool, output: str) -> None:
     """From the request to the first instruction: a pod beside a raw sbatch."""
     from slurmlet.bench.startup import StartupBench
 
     def told(number: int, raw_s: float, pod_s: float) -> None:
         say(f"  {number + 1}/{runs}: sbatch {raw_s:.3f} s, pod {pod_s:.3f} s")
 
-    result = StartupBench(cluster, image).compare(runs, told)
+    result = StartupBench(cluster, image, validate=validate).compare(runs, told)
     if output == "json":
         emit_json(result.as_json())
         return
