@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from slurmlet.testbed.conformance import building, images, results
+from slurmlet.base.errors import UserError
+from slurmlet.testbed import configuring, hosts, settings
+from slurmlet.testbed.conformance import building, images, results, spreading
 from slurmlet.upstream import pinning
 
 RECIPE = (pinning.recipes_dir() / building.RECIPE / "go.mod").read_text()
@@ -94,6 +96,21 @@ class TestSlices:
         assert not focus.search("aXb")
 
 
+class TestSpreading:
+    def test_every_host_gets_one_cpu_and_nothing_else_changes(self) -> None:
+        config = "SelectType=x\nNodeName=c[1-3] CPUs=16 RealMemory=6000\nPartitionName=batch Nodes=c[1-3]\n"
+        assert spreading.one_cpu_each(config) == config.replace("CPUs=16", "CPUs=1")
+        assert spreading.one_cpu_each(spreading.one_cpu_each(config)) == spreading.one_cpu_each(config)
+
+    def test_matches_what_the_testbed_writes(self) -> None:
+        config = configuring.slurm_conf(settings.Plan(nodes=3))
+        assert "CPUs=1 " in spreading.one_cpu_each(config)
+
+    def test_keeps_its_hands_off_everybodys_testbed(self, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match="one of its own"):
+            spreading.spread(hosts.Testbed(settings.Paths(tmp_path), settings.Plan()))
+
+
 class TestImages:
     def test_names_come_from_the_suite_and_what_nobody_can_make_is_left_out(self) -> None:
         listed = (
@@ -115,7 +132,7 @@ class TestImages:
         assert any(
             place in found for place in (start[0].lstrip("/"), f"bin/{start[0]}", f"usr/local/bin/{start[0]}")
         )
-        assert found["bin/sh"].linkname == "bash"
+        assert (found["bin/sh"].linkname, found["usr/local/bin/sh"].linkname) == ("busybox", "/bin/bash")
         assert found["bin/ls"].linkname == "busybox"
         assert found["tmp"].mode == 0o1777
         assert len(found) == len(layer.getmembers())

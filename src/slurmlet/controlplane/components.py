@@ -155,9 +155,8 @@ def controller_manager(files: ClusterFiles, config: ClusterConfig, binaries: Pat
         f"--service-account-private-key-file={pki / 'service-accounts.key'}",
         f"--service-cluster-ip-range={config.service_range}",
         f"--cluster-name={config.name}",
-        # The hub holds every node's lease; it may be away for a restart without any pod being evicted.
-        # A drained partition's jobs go on running: Slurm ends jobs, a node's condition does not.
-        "--controllers=*,-taint-eviction-controller",
+        # The hub holds every node's lease; it may be away for a restart. Pods tolerate that, and a drained partition, for
+        # a month (see the API server); NoExecute taints of the user's own evict as everywhere.
         "--node-monitor-period=5s",
         "--node-monitor-grace-period=2m",
         "--terminated-pod-gc-threshold=1000",

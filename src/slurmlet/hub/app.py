@@ -8,8 +8,9 @@ import os
 import resource
 import signal
 from asyncio.sslproto import SSLProtocol
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
+from typing import Any
 
 from slurmlet import __version__
 from slurmlet.base.addressing import dialled_addresses, free_port
@@ -59,9 +60,12 @@ async def serve(directory: Path) -> None:
     async with _api(settings, counts) as client:
         await _wait_for_api(client)
         async with asyncio.TaskGroup() as tasks:
-            hub = await _spawn(settings, client, counts, tasks)
+            hub = _Hub(settings, client, counts, tasks)
+            await hub.listen()
+            for name, work in hub.root_tasks().items():
+                tasks.create_task(work, name=name)
             await _stop_signal()
-            hub.cancel()
+            # Ends the group, and every task in it with it.
             raise _Stopped
 
 
@@ -88,66 +92,78 @@ async def _wait_for_api(client: ApiClient) -> None:
             await asyncio.sleep(_API_PATIENCE_S)
 
 
-async def _spawn(
-    settings: Settings, client: ApiClient, counts: Counts, tasks: asyncio.TaskGroup
-) -> asyncio.Task[None]:
-    slurm = CountedScheduler(SlurmClient(), counts)
-    events = EventRecorder(client, settings.host)
-    earlier = read_json(settings.files.hub) or {}
-    pods: Pods
-    watch = SlurmWatch(settings, slurm, lambda: pods.slurm_looked())
-    links = LinkServer(
-        settings,
-        lambda link: pods.link_came(link),
-        lambda link, message: pods.link_said(link, message),
-        lambda link: pods.link_ended(link),
-    )
-    submitter = Submitter(settings, slurm, watch, RunnerAuthority(settings))
-    kubelet_port = free_port(ANY, earlier.get("kubelet_port"))
-    facts = await _facts(settings, slurm, kubelet_port)
-    store = Store(store_dir())
-    nodes = NodeKeeper(settings, client, slurm, events, facts, store.list)
-    images = Images(store, client, events, settings.pulls_at_once)
-    services = Services(settings, client)
-    tools = Tools(settings, client, events, slurm, watch, images, submitter, nodes, Pacer(), services)
-    pods = Pods(tools, tasks)
-    watch.busy = pods.busy
-    reflector = Reflector(
-        client, "/api/v1/pods", pods.changed, on_synced=pods.synced.set, fieldSelector="spec.nodeName!="
-    )
-    usage = Usage(lambda: [worker.state for worker in pods])
-    kubelet = KubeletServer(settings, pods, StatServer(pods, nodes, usage, watch, counts))
-    await kubelet.start(kubelet_port)
-    metrics_port = free_port(settings.api_address, earlier.get("metrics_port"))
-    # A cluster that an older slurmlet brought up gets the keys for it with the next `up`.
-    metrics = (
-        MetricsServer(settings, pods, nodes, usage) if settings.pki("front-proxy-ca.crt").exists() else None
-    )
-    if metrics is not None:
-        await metrics.start(metrics_port)
+class _Hub:
+    """The parts, and who knows whom. Listening begins in `listen`, work in `root_tasks`."""
 
-    async def all_tasks() -> None:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(events.run(), name="events")
-            group.create_task(watch.run(), name="slurm watch")
-            group.create_task(nodes.run(), name="nodes")
-            group.create_task(nodes.watch(), name="node watch")
-            group.create_task(usage.run(), name="usage")
-            if metrics is not None:
-                group.create_task(_register_metrics(client, settings, metrics_port), name="metrics API")
-            group.create_task(services.run(), name="services")
-            group.create_task(reflector.run(), name="pods")
-            group.create_task(pods.sweep(), name="sweep")
-            group.create_task(Provisioner(settings, client, events).run(), name="volumes")
-            group.create_task(
-                Refresher(tools, lambda: (worker.state for worker in pods)).run(), name="refresh"
-            )
-            ports = {"kubelet_port": kubelet_port, "metrics_port": metrics_port}
-            group.create_task(
-                _serve_runners(settings, links, pods, ports, earlier.get("runner_port")), name="runners"
-            )
+    def __init__(
+        self, settings: Settings, client: ApiClient, counts: Counts, tasks: asyncio.TaskGroup
+    ) -> None:
+        self._settings, self._client, self._counts = settings, client, counts
+        self._earlier = read_json(settings.files.hub) or {}
+        self._ports = {
+            "kubelet_port": free_port(ANY, self._earlier.get("kubelet_port")),
+            "metrics_port": free_port(settings.api_address, self._earlier.get("metrics_port")),
+        }
+        slurm = CountedScheduler(SlurmClient(), counts)
+        store = Store(store_dir())
+        self._events = EventRecorder(client, settings.host)
+        self._watch = SlurmWatch(settings, slurm, lambda: self._pods.slurm_looked())
+        submitter = Submitter(settings, slurm, self._watch, RunnerAuthority(settings))
+        facts = _facts(settings, slurm, self._ports["kubelet_port"])
+        self._nodes = NodeKeeper(settings, client, slurm, self._events, facts, store.list)
+        images = Images(store, client, self._events, settings.pulls_at_once)
+        self._services = Services(settings, client)
+        self._tools = Tools(
+            settings,
+            client,
+            self._events,
+            slurm,
+            self._watch,
+            images,
+            submitter,
+            self._nodes,
+            Pacer(),
+            self._services,
+        )
+        self._pods = Pods(self._tools, tasks)
+        self._watch.busy = self._pods.busy
+        self._usage = Usage(lambda: [worker.state for worker in self._pods])
 
-    return tasks.create_task(all_tasks(), name="hub")
+    async def listen(self) -> None:
+        settings, pods, nodes, usage = self._settings, self._pods, self._nodes, self._usage
+        stats = StatServer(pods, nodes, usage, self._watch, self._counts)
+        await KubeletServer(settings, pods, stats).start(self._ports["kubelet_port"])
+        if self._has_metrics:
+            await MetricsServer(settings, pods, nodes, usage).start(self._ports["metrics_port"])
+
+    @property
+    def _has_metrics(self) -> bool:
+        # A cluster that an older slurmlet brought up gets the keys for it with the next `up`.
+        return self._settings.pki("front-proxy-ca.crt").exists()
+
+    def root_tasks(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """Everything that goes on for as long as the hub does, by name."""
+        settings, client, pods = self._settings, self._client, self._pods
+        reflector = Reflector(
+            client, "/api/v1/pods", pods.changed, on_synced=pods.synced.set, fieldSelector="spec.nodeName!="
+        )
+        links = LinkServer(settings, pods.link_came, pods.link_said, pods.link_ended)
+        tasks = {
+            "events": self._events.run(),
+            "slurm watch": self._watch.run(),
+            "nodes": self._nodes.run(),
+            "node watch": self._nodes.watch(),
+            "usage": self._usage.run(),
+            "services": self._services.run(),
+            "pods": reflector.run(),
+            "sweep": pods.sweep(),
+            "volumes": Provisioner(settings, client, self._events).run(),
+            "refresh": Refresher(self._tools, lambda: (worker.state for worker in pods)).run(),
+            "runners": _serve_runners(settings, links, pods, self._ports, self._earlier.get("runner_port")),
+        }
+        if self._has_metrics:
+            tasks["metrics API"] = _register_metrics(client, settings, self._ports["metrics_port"])
+        return tasks
 
 
 async def _serve_runners(
@@ -186,9 +202,9 @@ async def _register_metrics(client: ApiClient, settings: Settings, port: int) ->
             await asyncio.sleep(_REGISTER_AGAIN_S)
 
 
-async def _facts(settings: Settings, slurm: Scheduler, kubelet_port: int) -> HubFacts:
+def _facts(settings: Settings, slurm: Scheduler, kubelet_port: int) -> HubFacts:
     try:
-        version = await asyncio.to_thread(slurm.version)
+        version = slurm.version()
     except SlurmletError as error:
         log.warning("Slurm's version is not known: %s", error.message)
         version = "unknown"

@@ -4,7 +4,8 @@ Written as docker archives and loaded under exactly the names the suite asks for
 a registry. The names, tags included, come from the suite itself (`e2e.test --list-images`).
 
     agnhost      upstream's program, built; bash and busybox for its shell and tools (no curl, dig, iperf)
-    busybox      busybox, with bash for its shell: Debian's build drops variables such as "data-1", which specs ask for
+    busybox      busybox; `sh` on the PATH is bash, because Debian's build drops variables such as "data-1", which specs
+                 ask for; /bin/sh is busybox, whose messages specs ask for
     nonewprivs   upstream's program, setuid
     nonroot      busybox as user 1234
     ipc-utils    busybox
@@ -135,7 +136,7 @@ def _layer(recipe: Recipe, built: Built, tools: Tools) -> bytes:
     ]
     taken = {name for name, _, _ in files}
     links = {f"bin/{applet}": "busybox" for applet in applets if f"bin/{applet}" not in taken}
-    links |= {"bin/sh": "bash", **recipe.links}
+    links |= {"usr/local/bin/sh": "/bin/bash", **recipe.links}
     return _tar(
         files, folders={**dict.fromkeys(_FOLDERS, 0o755), "tmp": 0o1777, "var/tmp": 0o1777}, links=links
     )

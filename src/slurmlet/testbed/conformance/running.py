@@ -23,6 +23,7 @@ from slurmlet.base.files import read_json, write_json
 from slurmlet.testbed.conformance import images, results
 from slurmlet.testbed.conformance.building import SUITE, Built
 from slurmlet.testbed.conformance.results import Outcome
+from slurmlet.testbed.conformance.spreading import spread
 from slurmlet.testbed.hosts import Testbed
 from slurmlet.testbed.settings import OPT, USERS
 
@@ -45,7 +46,8 @@ class Run:
     stopped: threading.Event = field(default_factory=threading.Event)
 
     def prepare(self) -> None:
-        """The suite in the hosts, the images in the user's store, the cluster up."""
+        """A host for each pod, the suite in the hosts, the images in the user's store, the cluster up."""
+        spread(self.bed)
         shown = self.bed.paths.opt / _SHOWN
         shown.mkdir(mode=0o755, exist_ok=True)
         _place(self.built.suite, shown / SUITE)
