@@ -113,7 +113,7 @@ def place(request: pytest.FixtureRequest, testbed: Testbed, kit: bytes) -> Itera
     testbed.run(["rm", "-rf", directory, scratch], host=HOST, user="root")
 
 
-def play(testbed: Testbed, place: tuple[str, str], scenario: str, name: str, **env: str) -> None:
+def check_scenario(testbed: Testbed, place: tuple[str, str], scenario: str, name: str, **env: str) -> None:
     user, directory = place
     around = {"PYTHONPATH": f"{directory}/runner.pyz", "RIG_MAPPING": MAPPINGS[user], **env}
     around["TMPDIR"] = f"/tmp/{directory.rpartition('/')[2]}"
@@ -128,7 +128,7 @@ def play(testbed: Testbed, place: tuple[str, str], scenario: str, name: str, **e
 
 @pytest.mark.parametrize("scenario", SCENARIO_NAMES)
 def test_runner(testbed: Testbed, place: tuple[str, str], scenario: str) -> None:
-    play(testbed, place, scenario, scenario)
+    check_scenario(testbed, place, scenario, scenario)
 
 
 @pytest.mark.parametrize(
@@ -136,4 +136,4 @@ def test_runner(testbed: Testbed, place: tuple[str, str], scenario: str) -> None
 )
 def test_runner_with_our_runc(testbed: Testbed, place: tuple[str, str], scenario: str) -> None:
     """A node without crun: the static runc that slurmlet brings along. (Nor does it have newuidmap: one uid.)"""
-    play(testbed, place, scenario, f"runc-{scenario}", PATH="/nowhere", RIG_MAPPING="single")
+    check_scenario(testbed, place, scenario, f"runc-{scenario}", PATH="/nowhere", RIG_MAPPING="single")
