@@ -276,9 +276,8 @@ def test_a_queued_pod_says_why_and_goes_with_its_job(kubectl: Kubectl) -> None:
         job_id = kubectl.job_id(name)
         told = ("Queued", f"Slurm job {job_id} is pending: {why}")
         eventually(partial(kubectl.told, name, *told))
-        found = kubectl.pod(name)
-        waiting = found["status"]["containerStatuses"][0]["state"]["waiting"]
-        assert (found["status"]["phase"], waiting["reason"], waiting["message"]) == ("Pending", *told)
+        eventually(lambda name=name, told=told: kubectl.waiting(name) == told)
+        assert kubectl.phase(name) == "Pending"
         assert kubectl("get", "pod", name, "--no-headers").stdout.split()[2] == "Queued"
         assert jobs(kubectl)[name]["state"] == "PENDING"
     kubectl.testbed.run(["scontrol", "release", kubectl.job_id("freed")])

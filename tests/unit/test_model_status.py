@@ -144,11 +144,18 @@ def test_the_phase(asked: dict[str, Any], facts: dict[str, Any], phase: str) -> 
 
 
 def test_a_queued_pod_tells_slurms_reason() -> None:
-    status = status_of(fate=fate("PENDING", "Priority"))
+    asked = {**pod(), "status": {"startTime": "2000-01-01T00:00:00Z"}}
+    status = status_of(asked, fate=fate("PENDING", "Priority"))
     assert state_of(status) == {
         "waiting": {"reason": "Queued", "message": "Slurm job 7 is pending: Priority"}
     }
-    assert state_of(status_of(fate=fate("PENDING"))) == {"waiting": {"reason": "ContainerCreating"}}
+    assert state_of(status_of(asked, fate=fate("PENDING"))) == {"waiting": {"reason": "ContainerCreating"}}
+
+
+def test_a_job_that_is_about_to_start_is_not_called_queued() -> None:
+    assert state_of(status_of(fate=fate("PENDING", "Priority"))) == {
+        "waiting": {"reason": "ContainerCreating"}
+    }
 
 
 def test_waiting_for_an_image_is_told_by_the_container_that_needs_it() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from slurmlet.base.clock import parse_rfc3339
 from slurmlet.model import resizing
 from slurmlet.model.downward import Place
 from slurmlet.model.jobstates import Fate, Stage
@@ -17,6 +18,9 @@ from slurmlet.model.resources import qos_class
 from slurmlet.model.volumes import mount_status
 
 Obj = Mapping[str, Any]
+# Every job is pending for a moment, with Slurm's first guess of a reason. Until then the kubelet's own words say it, which
+# tools may wait for; that also spares a write for each pod that starts at once.
+_AT_ONCE_S = 3.0
 _REPORTED = {
     "initContainers": "init_containers", "containers": "containers", "ephemeralContainers": "ephemeral_containers",
 }  # fmt: skip
@@ -139,6 +143,12 @@ def _container_status(facts: Facts, container: Obj, report: Obj | None, kind: st
     return status
 
 
+def _age_s(facts: Facts) -> float:
+    """How long ago the pod was first seen."""
+    started = (facts.pod.get("status") or {}).get("startTime") or facts.now
+    return (parse_rfc3339(facts.now) - parse_rfc3339(started)).total_seconds()
+
+
 def _waiting(facts: Facts, container: Obj) -> dict[str, str]:
     waiting = facts.waiting or {}
     refused = (facts.refused_ephemeral or {}).get(container["name"])
@@ -149,8 +159,7 @@ def _waiting(facts: Facts, container: Obj) -> dict[str, str]:
         found = facts.refused
     if found:
         return {"reason": found[0], "message": found[1]}
-    # A job that Slurm has not looked at yet has no reason to wait: it is about to start, and a kubelet's word will do.
-    if facts.fate is not None and facts.fate.stage is Stage.QUEUED and facts.fate.pending_reason:
+    if facts.fate is not None and facts.fate.pending_reason and _age_s(facts) >= _AT_ONCE_S:
         why = f"Slurm job {facts.job_id} is pending: {facts.fate.pending_reason}"
         return {"reason": "Queued", "message": why}
     # The kubelet's word is the same for init containers.

@@ -3,7 +3,8 @@
 Written as docker archives and loaded under exactly the names the suite asks for, so that it runs unmodified and without
 a registry. The names, tags included, come from the suite itself (`e2e.test --list-images`).
 
-    agnhost      upstream's program, built; bash and busybox for its shell and tools (no curl, dig, iperf)
+    agnhost      upstream's program, built; bash and busybox for its shell and tools (no dig, no iperf; a curl
+                 that knows addresses only)
     busybox      busybox; `sh` on the PATH is bash, because Debian's build drops variables such as "data-1", which specs
                  ask for; /bin/sh is busybox, whose messages specs ask for
     nonewprivs   upstream's program, setuid
@@ -48,6 +49,10 @@ _WEBSERVER = (
 )
 
 
+# Hooks of the specs call it with an address and nothing else.
+_CURL = '#!/bin/sh\nexec wget -q -O - "$1"\n'
+
+
 @dataclass(frozen=True)
 class Recipe:
     """One image: which files besides busybox (path → program or text, mode), and its config."""
@@ -62,6 +67,7 @@ class Recipe:
 RECIPES = {
     "agnhost": Recipe(
         programs={"agnhost": "agnhost", "localhost.crt": "localhost.crt", "localhost.key": "localhost.key"},
+        scripts={"usr/bin/curl": _CURL},
         links={"agnhost-2": "agnhost"},
         config={"Entrypoint": ["/agnhost"], "Cmd": ["pause"]},
     ),
