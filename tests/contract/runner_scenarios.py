@@ -164,19 +164,19 @@ def start_error(rig: Rig) -> None:
 
 def order(rig: Rig) -> None:
     """Init containers in turn, sidecars kept and stopped last, volumes shared."""
-    share = {"mounts": [{"volume": "work", "path": "/work", "read_only": False, "sub_path": ""}]}
+    share = {"mounts": [{"volume": "work", "path": "/desk", "read_only": False, "sub_path": ""}]}
     init = [
-        container(rig, "echo one >> /work/order", name="one", **share),
+        container(rig, "echo one >> /desk/order", name="one", **share),
         container(
             rig,
-            "trap 'echo side-ends >> /work/order; exit 0' TERM; echo side >> /work/order; while :; do sleep 0.1; done",
+            "trap 'echo side-ends >> /desk/order; exit 0' TERM; echo side >> /desk/order; while :; do sleep 0.1; done",
             name="side",
             sidecar=True,
             **share,
         ),
-        container(rig, "sleep 0.3; echo two >> /work/order", name="two", **share),
+        container(rig, "sleep 0.3; echo two >> /desk/order", name="two", **share),
     ]
-    main = container(rig, "sleep 0.5; echo main >> /work/order; cat /work/order", **share)
+    main = container(rig, "sleep 0.5; echo main >> /desk/order; cat /desk/order", **share)
     rig.start(
         pod(rig, main, init=init, volumes={"work": {"kind": "empty", "medium": "", "size_bytes": None}})
     )

@@ -25,8 +25,8 @@ def names_of(root: Path, name: str) -> set[str]:
     return {str(entry.value) for entry in found}
 
 
-def handshake(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> None:
-    """A real TLS handshake without a socket; raises ssl.SSLError where one side refuses the other."""
+def handshake(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> list[str | None]:
+    """A real TLS handshake without a socket: the version each end agreed to; raises ssl.SSLError where one refuses."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = [
         client.wrap_bio(to_client, to_server, server_hostname=name),
@@ -40,6 +40,7 @@ def handshake(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> None
                 end.read(1)
             except ssl.SSLWantReadError:
                 pass
+    return [end.version() for end in ends]
 
 
 def contexts(root: Path, server: str, client: str, ca: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:
@@ -98,7 +99,7 @@ def test_servers_answer_to_the_names_they_are_called_by(tmp_path: Path) -> None:
 )
 def test_each_pair_that_must_talk_can(tmp_path: Path, server: str, client: str, ca: str, name: str) -> None:
     make(tmp_path)
-    handshake(*contexts(tmp_path, server, client, ca), name)
+    assert handshake(*contexts(tmp_path, server, client, ca), name) == ["TLSv1.3", "TLSv1.3"]
 
 
 @pytest.mark.parametrize(

@@ -225,5 +225,7 @@ def test_a_failure_is_tried_again(keys: Path, tmp_path: Path, monkeypatch: pytes
     async def scenario(api: Api, _events: FakeEvents) -> None:
         api.on("POST", VOLUMES, 500, a_volume(tmp_path / "volumes/pvc-u1", "Pending"))
         await until(lambda: len(api.seen("POST", VOLUMES)) == 2)
+        first, second = api.seen("POST", VOLUMES)
+        assert first == second
 
     provisioned(keys, tmp_path, [a_claim()], [], scenario)

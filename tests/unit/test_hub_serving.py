@@ -153,4 +153,4 @@ def test_there_is_no_previous_run(pod: Any) -> None:
     ],
 )
 def test_there_is_a_previous_run(pod: Any) -> None:
-    _check_started(pod, "c", previous=True)
+    assert _check_started(pod, "c", previous=True) is None

@@ -207,6 +207,7 @@ def test_cancelling_a_job_that_is_gone_is_no_error(site: Site) -> None:
         "scancel", error="scancel: error: Kill job error on job id 7: Invalid job id specified", code=1
     )
     site.client().cancel([JobId("7")])
+    assert site.argv("scancel")[-1] == "7"
 
 
 def test_a_cancellation_that_did_not_reach_slurm_is_told(site: Site) -> None:
