@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import time
 import uuid
@@ -33,7 +34,10 @@ class Kubectl:
         self.user = user
 
     def argv(self, *arguments: str) -> list[str]:
-        return ["slurmlet", "kubectl", "--cluster", self.cluster, "-n", self.namespace, *arguments]
+        # Not `slurmlet kubectl`, which has tests of its own: a Python less to start for each of thousands of calls.
+        home = self.testbed.environment(self.user)["HOME"]
+        config = f"--kubeconfig={home}/.slurmlet/{self.cluster}/kubeconfig"
+        return ["kubectl", config, "-n", self.namespace, *arguments]
 
     def __call__(
         self, *arguments: str, stdin: str | bytes | None = None, check: bool = True, timeout_s: float = 90
@@ -145,8 +149,20 @@ def cluster(testbed: Testbed) -> str:
     return CLUSTER
 
 
+@pytest.fixture(scope="session")
+def leaving(testbed: Testbed) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """What tidies up behind tests while the next ones run; its end is waited for at the end of all."""
+    under_way: list[subprocess.Popen[bytes]] = []
+    yield under_way
+    for process in under_way:
+        try:
+            process.wait(60)
+        finally:
+            testbed.stop(process)
+
+
 @pytest.fixture
-def kubectl(testbed: Testbed, cluster: str) -> Iterator[Kubectl]:
+def kubectl(testbed: Testbed, cluster: str, leaving: list[subprocess.Popen[bytes]]) -> Iterator[Kubectl]:
     """kubectl in a fresh namespace that goes with the test, and all its pods with it."""
     namespace = f"t-{uuid.uuid4().hex[:8]}"
     here = Kubectl(testbed, namespace)
@@ -154,5 +170,7 @@ def kubectl(testbed: Testbed, cluster: str) -> Iterator[Kubectl]:
     # Pods created before the account exists would be refused.
     eventually(lambda: here("get", "serviceaccount", "default", check=False).ok)
     yield here
-    here("delete", "pods", "--all", "--grace-period=0", "--force", "--wait=false", check=False)
-    here("delete", "namespace", namespace, "--wait=false", check=False)
+    pods = here.argv("delete", "pods", "--all", "--grace-period=0", "--force", "--wait=false")
+    rest = here.argv("delete", "namespace", namespace, "--wait=false")
+    silent: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    leaving.append(testbed.popen(["sh", "-c", f"{shlex.join(pods)}; {shlex.join(rest)}"], **silent))

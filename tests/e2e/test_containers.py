@@ -253,3 +253,35 @@ def test_a_rule_may_restart_all_containers(kubectl: Kubectl) -> None:
     assert statuses["main"]["lastState"]["terminated"]["exitCode"] == 42
     assert statuses["other"]["lastState"]["terminated"]["exitCode"] == 137
     assert condition(kubectl, "round", "AllContainersRestarting")["reason"] == "PodCompleted"
+
+
+def test_another_image_starts_the_container_again(kubectl: Kubectl) -> None:
+    app = "localhost:5000/app:1"
+    beside = {"name": "beside", "image": IMAGE, "command": ["sleep", "3600"]}
+    # The policy has no say in it: the container did not end, it became another.
+    command = "trap 'echo asked to end; exit 0' TERM; echo greeting=$GREETING; while :; do sleep 0.1; done"
+    kubectl.apply(pod("moved", command, more_containers=[beside], terminationGracePeriodSeconds=20))
+    kubectl("wait", "--for=condition=Ready", "pod/moved", "--timeout=60s")
+    before = kubectl.pod("moved")
+    kubectl("set", "image", "pod/moved", f"main={app}")
+
+    def restarted() -> Any:
+        found = {one["name"]: one for one in kubectl.pod("moved")["status"]["containerStatuses"]}
+        return found["main"]["restartCount"] == 1 and "running" in found["main"]["state"] and found
+
+    after = eventually(restarted)
+    was = {one["name"]: one for one in before["status"]["containerStatuses"]}
+    assert (was["main"]["image"], after["main"]["image"]) == (IMAGE, app)
+    assert after["main"]["imageID"].startswith("localhost:5000/app@sha256:")
+    assert after["main"]["imageID"] != was["main"]["imageID"]
+    assert after["main"]["lastState"]["terminated"]["exitCode"] == 0
+    assert after["beside"]["containerID"] == was["beside"]["containerID"], "the others are left alone"
+    assert kubectl("logs", "moved", "-c", "main", "--previous").stdout == "greeting=\nasked to end\n"
+    eventually(lambda: kubectl("logs", "moved", "-c", "main").stdout == "greeting=hello\n")
+    assert kubectl.told("moved", "Killing", "Container main definition changed, will be restarted")
+    assert kubectl.job_id("moved") == before["metadata"]["annotations"]["slurmlet.io/job-id"]
+
+    kubectl("set", "image", "pod/moved", "main=localhost:5000/nothing:1")
+    eventually(lambda: kubectl.told("moved", "Failed", 'Failed to pull image "localhost:5000/nothing:1"'))
+    status = next(one for one in kubectl.pod("moved")["status"]["containerStatuses"] if one["name"] == "main")
+    assert (status["image"], "running" in status["state"]) == (app, True)

@@ -31,6 +31,12 @@ def test_the_testbed_is_fit(testbed: Any, user: str, subuids: str) -> None:
         "user namespaces",
         "overlay",
         "TUN",
+        "network namespaces",
+        "seccomp notification",
+        "pidfd_getfd",
+        "low ports and ping",
+        "ping of hosts",
+        "pod network",
         "shared home",
         "reaches the login host",
         "Python",
@@ -41,6 +47,16 @@ def test_the_testbed_is_fit(testbed: Any, user: str, subuids: str) -> None:
     assert lines["login", "Slurm"]["found"].startswith(("24.11", "22.05"))
     assert testbed.run(["squeue", "-h", "-n", "slurmlet-doctor"], user=user).stdout == ""
     assert testbed.run(["sh", "-c", "ls -a ~ | grep doctor || true"], user=user).stdout == ""
+
+
+def test_a_node_without_network_namespaces(testbed: Any) -> None:
+    """The limit is the user's own to lower, in a user namespace: below it, a node is as such sites are."""
+    script = "echo 0 > /proc/sys/user/max_net_namespaces; exec slurmlet doctor --node -o json"
+    done = testbed.run(["unshare", "--user", "--map-root-user", "sh", "-c", script], host="c1")
+    lines = {line["what"]: line for line in json.loads(done.stdout)["lines"]}
+    assert lines["pod network"]["found"] == "no-netns"
+    assert lines["network namespaces"]["status"] == "degraded"
+    assert "user.max_net_namespaces > 0 (it is 0)" in done.stderr
 
 
 def test_table_and_partition(testbed: Any) -> None:

@@ -82,9 +82,16 @@ def test_a_pod_waits_for_its_config_map_without_a_job(kubectl: Kubectl) -> None:
 def test_what_cannot_be_honoured_is_refused_by_name(kubectl: Kubectl) -> None:
     security = "spec.containers[0].securityContext"
     nfs = [{"name": "data", "nfs": {"server": "192.0.2.1", "path": "/"}}]
-    ports = {"ports": [{"containerPort": 80, "hostPort": 8080}]}
+    ports = {"ports": [{"containerPort": 80, "hostPort": 80, "protocol": "SCTP"}]}
     asked: dict[str, tuple[str, dict[str, Any]]] = {
-        "privileged": (f"{security}.privileged", {"container": {"securityContext": {"privileged": True}}}),
+        "profile": (
+            f"{security}.seccompProfile.type",
+            {
+                "container": {
+                    "securityContext": {"seccompProfile": {"type": "Localhost", "localhostProfile": "x"}}
+                }
+            },
+        ),
         "processes": ("spec.hostPID", {"hostPID": True}),
         "port": ("spec.containers[0].ports[0].hostPort", {"container": ports}),
         "volume": ("spec.volumes[0].nfs", {"volumes": nfs}),

@@ -23,6 +23,11 @@ def resources(cpu: str = "", memory: str = "") -> dict[str, Any]:
     return {"resources": {"requests": asked}}
 
 
+def scontrol_job(kubectl: Kubectl, name: str) -> dict[str, str]:
+    shown = kubectl.testbed.run(["scontrol", "-o", "show", "job", kubectl.job_id(name)]).stdout
+    return dict(word.partition("=")[::2] for word in shown.split())
+
+
 def granted(kubectl: Kubectl, name: str) -> tuple[str, str]:
     """(CPUs, memory) that Slurm has put down for the pod's job."""
     shown = kubectl.testbed.run(["scontrol", "show", "job", kubectl.job_id(name)]).stdout
@@ -62,11 +67,31 @@ def test_the_job_is_as_large_as_kubernetes_says(kubectl: Kubectl) -> None:
     )
 
 
-def test_extended_resources_become_gres(kubectl: Kubectl) -> None:
-    # Bound by hand: no node of the testbed has any, so the scheduler would not, and Slurm then refuses by their names.
-    limits = {"nvidia.com/gpu": "2", "slurmlet.io/gres-nic": "1"}
-    kubectl.apply(pod("gpus", container={"resources": {"limits": limits}}, nodeName="batch"))
-    status = kubectl.wait_phase("gpus", "Failed")["status"]
+def test_gpus_are_the_jobs_and_are_seen_by_who_asked(kubectl: Kubectl) -> None:
+    show = 'echo "$CUDA_VISIBLE_DEVICES"; ls /dev | grep nvidia; sleep 3600'
+    capacity = kubectl.get("node", "batch")["status"]["capacity"]
+    assert (capacity["nvidia.com/gpu"], capacity["slurmlet.io/gres-gpu"]) == ("2", "2")
+    two = {"resources": {"limits": {"nvidia.com/gpu": "2"}}}
+    beside = {"name": "beside", "image": IMAGE, "command": ["sh", "-c", show]}
+    kubectl.apply(pod("gpus", show, container=two, more_containers=[beside]))
+    kubectl("wait", "--for=condition=Ready", "pod/gpus", "--timeout=60s")
+    # Only one host of the testbed has any.
+    job = scontrol_job(kubectl, "gpus")
+    assert (job["TresPerNode"], job["NodeList"]) == ("gres/gpu:2", kubectl.testbed.plan.gpu_host)
+    eventually(lambda: kubectl("logs", "gpus", "-c", "main").stdout == "0,1\nnvidia0\nnvidia1\n")
+    eventually(lambda: kubectl("logs", "gpus", "-c", "beside").stdout == "\n")
+    # None is left: the next one waits its turn in Slurm's queue.
+    kubectl.apply(pod("more", container={"resources": {"limits": {"amd.com/gpu": "1"}}}))
+    eventually(lambda: kubectl.told("more", "Queued", "is pending: Resources"))
+    kubectl("delete", "pod", "gpus", "--wait=false")
+    kubectl.wait_phase("more", "Running")
+
+
+def test_resources_that_slurm_does_not_have_are_refused_by_name(kubectl: Kubectl) -> None:
+    # Bound by hand: no node has any, so the scheduler would not.
+    limits = {"slurmlet.io/gres-nic": "1"}
+    kubectl.apply(pod("nics", container={"resources": {"limits": limits}}, nodeName="batch"))
+    status = kubectl.wait_phase("nics", "Failed")["status"]
     assert status["reason"] == "SlurmRefused"
     assert "gres" in status["message"].lower()
 

@@ -111,8 +111,39 @@ def test_what_a_process_may_do(anyone: Kubectl) -> None:
     assert "unshare(0x10000000): Operation not permitted" in found
     found = said(anyone, "loose")
     assert {"NoNewPrivs:\t0", "root writable", "data writable", "unshared"} <= set(found.splitlines())
-    assert ("Seccomp:\t2" in found) is (anyone.user == "user1")
     assert "CapEff:\t0000000000000000" in said(anyone, "nobody")
+
+
+def test_privileged_is_everything_a_user_namespace_has(anyone: Kubectl) -> None:
+    command = """
+        awk '/^Cap(Eff|Bnd)/ { print $2 }' /proc/self/status; echo "last $(cat /proc/sys/kernel/cap_last_cap)"
+        grep -c ' /proc/' /proc/self/mounts
+        mkdir /t && mount -t tmpfs none /t && echo kept > /t/file && echo "mounted $(cat /t/file)"
+        mkdir /t/proc && mount -t proc none /t/proc && echo "first is $(cat /t/proc/1/comm)" && umount /t/proc
+        ls /dev/fuse /dev/net/tun
+        # Beyond the user namespace nothing changes: the clock, modules and the host's files are the host's.
+        date -s 2001-01-01 2>&1 | grep -o 'date: .*'
+        mknod /block b 8 0 && cat /block || echo no disk
+    """
+    anyone.apply(
+        pod("all", command, container=secure(privileged=True, seccompProfile={"type": "RuntimeDefault"}))
+    )
+    effective, bounding, last, masks, *words = said(anyone, "all").splitlines()
+    every = f"{(1 << (int(last.split()[1]) + 1)) - 1:016x}"
+    assert (effective, bounding, masks) == (every, every, "0")
+    assert {"mounted kept", "first is sh", "/dev/fuse", "/dev/net/tun", "no disk"} <= set(words)
+    assert "date: can't set date: Operation not permitted" in words
+
+
+def test_a_privileged_container_debugs_a_running_pod(kubectl: Kubectl) -> None:
+    kubectl.apply(pod("plain"))
+    kubectl.wait_phase("plain", "Running")
+    kubectl(
+        *("debug", "plain", "--profile=sysadmin", "--image=localhost:5000/busybox:1", "--container=tools"),
+        *("--", "sh", "-c", "mount -t tmpfs none /srv && echo mounted; sleep 60"),
+        check=False,
+    )
+    eventually(lambda: "mounted" in kubectl("logs", "plain", "-c", "tools", check=False).stdout)
 
 
 def test_proc_may_be_unmasked_and_sysctls_set(kubectl: Kubectl) -> None:
@@ -140,7 +171,6 @@ def test_proc_may_be_unmasked_and_sysctls_set(kubectl: Kubectl) -> None:
 def test_what_cannot_be_is_refused_with_a_remedy(kubectl: Kubectl) -> None:
     own = "spec.containers[0].securityContext"
     asked: dict[str, tuple[str, dict[str, Any]]] = {
-        "privileged": (f"{own}.privileged", {"container": secure(privileged=True)}),
         "seccomp": (
             f"{own}.seccompProfile.type",
             {"container": secure(seccompProfile={"type": "Localhost", "localhostProfile": "x.json"})},

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from slurmlet.controlplane import pki
 from slurmlet.controlplane.pki import Leaf
-from slurmlet.kube.client import ApiClient
+from slurmlet.kube.client import AT_ONCE, ApiClient
 
 Obj = dict[str, Any]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -96,7 +96,7 @@ def watching(*events: Obj | bytes, then: str = "end") -> Handler:
 
 
 @asynccontextmanager
-async def api_server(keys: Path) -> AsyncIterator[Api]:
+async def api_server(keys: Path, at_once: int = AT_ONCE) -> AsyncIterator[Api]:
     """The server, and a client of it that proves itself by certificate."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(keys / "ca.crt"))
     context.verify_mode = ssl.CERT_REQUIRED
@@ -112,7 +112,8 @@ async def api_server(keys: Path) -> AsyncIterator[Api]:
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
     url = f"https://127.0.0.1:{runner.addresses[0][1]}"
-    async with ApiClient(url, keys / "ca.crt", keys / "hub.crt", keys / "hub.key") as client:
+    files = (keys / name for name in ("ca.crt", "hub.crt", "hub.key"))
+    async with ApiClient(url, *files, at_once=at_once) as client:
         api = Api(client)
         try:
             yield api

@@ -27,7 +27,8 @@ def plan() -> dict[str, Component]:
 
 
 def test_order_is_data_first_hub_last(plan: dict[str, Component]) -> None:
-    assert list(plan) == ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "hub"]
+    upstream = ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "coredns"]
+    assert list(plan) == [*upstream, "gateway", "hub"]
 
 
 def test_nothing_listens_without_asking_for_a_certificate(plan: dict[str, Component]) -> None:
@@ -61,4 +62,14 @@ def test_only_clients_of_the_api_wait_for_it(plan: dict[str, Component]) -> None
     assert [name for name, part in plan.items() if part.needs_api] == [
         "kube-controller-manager",
         "kube-scheduler",
+        "coredns",
     ]
+
+
+def test_coredns_waits_for_the_rights_that_the_hub_grants(plan: dict[str, Component]) -> None:
+    assert [name for name, part in plan.items() if part.needs_hub] == ["coredns"]
+
+
+def test_the_api_server_reaches_pods_by_the_gateway(plan: dict[str, Component]) -> None:
+    egress = "--egress-selector-config-file=/home/user1/.slurmlet/exp/run/egress.json"
+    assert egress in plan["kube-apiserver"].argv

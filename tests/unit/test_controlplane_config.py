@@ -12,6 +12,7 @@ from slurmlet.base.errors import UserError
 from slurmlet.base.files import private_dir
 from slurmlet.base.layout import ClusterFiles
 from slurmlet.controlplane import config as configs
+from slurmlet.controlplane.ranges import Ranges
 
 
 def decide(files: ClusterFiles, partitions: Sequence[str] = ()) -> configs.ClusterConfig:
@@ -22,6 +23,7 @@ def decide(files: ClusterFiles, partitions: Sequence[str] = ()) -> configs.Clust
         addresses=["192.0.2.9"],
         api_address="192.0.2.9",
         partitions=partitions,
+        ranges=Ranges("10.244.0.0/16", "10.96.0.0/16"),
     )
 
 
@@ -42,6 +44,7 @@ def test_file_holds_what_the_hub_reads(files: ClusterFiles) -> None:
         "api_address",
         "api_port",
         "service_range",
+        "pod_range",
         "partitions",
     }
     assert wanted <= set(raw)

@@ -66,11 +66,19 @@ def test_makes_every_file_of_the_contract_and_all_private(tmp_path: Path) -> Non
             "kubelet-client",
             "front-proxy-ca",
             "front-proxy-client",
+            "gateway",
+            "coredns",
+            "dns",
         ),
     }
     found = {path.name for path in (tmp_path / "pki").iterdir()}
     pairs = {f"{name}{end}" for name in expected for end in (".crt", ".key")}
-    assert found == pairs | {"service-accounts.key", "service-accounts.pub", "encryption.json"}
+    assert found == pairs | {
+        "service-accounts.key",
+        "service-accounts.pub",
+        "encryption.json",
+        "overlay.key",
+    }
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "pki").iterdir()} == {0o600}
     assert (tmp_path / "pki").stat().st_mode & 0o777 == 0o700
 
@@ -125,7 +133,7 @@ def test_each_pair_that_must_not_talk_cannot(
 
 
 def test_second_run_changes_nothing(tmp_path: Path) -> None:
-    assert len(make(tmp_path)) == 16
+    assert len(make(tmp_path)) == 20
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert make(tmp_path) == []
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -10,17 +10,19 @@ import stat
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from slurmlet.base.processes import run
-from slurmlet.doctor import collecting, probe
+from slurmlet.doctor import collecting, probe, probe_network
 from slurmlet.doctor.reachability import beacon
 from slurmlet.slurm import probing
 
 KEYS = {
     "host", "kernel", "machine", "python", "python_path", "user_namespace", "network_namespace", "subuids", "tun", "fuse",
     "fuse_overlayfs", "seccomp", "seccomp_actions", "runtimes", "scratch", "limits", "home", "login",
+    "pidfd_getfd", "own_ports", "host_ping", "max_net_namespaces",
 }  # fmt: skip
 
 
@@ -48,8 +50,9 @@ def test_the_probe_runs_from_stdin_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_probe_stands_alone_and_reads_in_python_3_6() -> None:
-    tree = ast.parse(Path(probe.__file__).read_text(), feature_version=(3, 6))
+@pytest.mark.parametrize("module", [probe, probe_network])
+def test_the_probe_stands_alone_and_reads_in_python_3_6(module: ModuleType) -> None:
+    tree = ast.parse(Path(str(module.__file__)).read_text(), feature_version=(3, 6))
     imported = {
         name.split(".")[0]
         for node in ast.walk(tree)
@@ -59,6 +62,35 @@ def test_the_probe_stands_alone_and_reads_in_python_3_6() -> None:
         )
     }
     assert imported <= sys.stdlib_module_names
+
+
+def test_the_two_probes_share_no_name() -> None:
+    def names(module: ModuleType) -> set[str]:
+        kinds = (ast.FunctionDef, ast.ClassDef)
+        tree = ast.parse(Path(str(module.__file__)).read_text())
+        assigned = {
+            name.id
+            for node in tree.body
+            if isinstance(node, ast.Assign)
+            for name in ast.walk(node)
+            if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
+        }
+        return assigned | {node.name for node in tree.body if isinstance(node, kinds)}
+
+    assert names(probe) & names(probe_network) == set()
+
+
+def test_one_trapped_call_is_answered_and_a_wrong_answer_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    if probe.trial(probe.enter, 0):
+        pytest.skip("this machine gives no user namespaces")
+    assert probe.trial(probe_network.try_notification, probe.enter) == ""
+    assert probe.trial(probe_network.try_borrowing, probe.enter) == ""
+    monkeypatch.setattr(probe_network, "ADD_AND_SEND", 64)
+    assert "5.14" in probe.trial(probe_network.try_notification, probe.enter)
+    monkeypatch.setattr(probe_network, "CALLS", {})
+    assert "not known" in probe.trial(probe_network.try_notification, probe.enter)
+    monkeypatch.setattr(probe_network, "PIDFD_GETFD", 9999)
+    assert "pidfd_getfd: " in probe.trial(probe_network.try_borrowing, probe.enter)
 
 
 def test_a_trial_tells_success_failure_and_silence_apart(monkeypatch: pytest.MonkeyPatch) -> None:

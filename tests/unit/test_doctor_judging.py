@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from slurmlet.doctor.collecting import Findings
-from slurmlet.doctor.judging import Line, judge
+from slurmlet.doctor.judging import judge
+from slurmlet.doctor.lines import Line
 
 BINARIES = {"kube-apiserver": "/b/kube-apiserver", "etcd": "/b/etcd", "runc": "/b/runc"}
 CONFIG = {
@@ -30,6 +31,10 @@ GOOD: dict[str, Any] = {
     "fuse_overlayfs": "/usr/bin/fuse-overlayfs",
     "seccomp": "",
     "seccomp_actions": ["allow", "user_notif"],
+    "pidfd_getfd": "",
+    "own_ports": "",
+    "host_ping": "",
+    "max_net_namespaces": 1000,
     "runtimes": {"crun": "1.21"},
     "scratch": {"path": "/tmp", "free_bytes": 50 << 30, "problem": "", "overlay": ""},
     "limits": {"nofile": [1024, 262144], "nproc": [-1, -1]},
@@ -107,6 +112,9 @@ def test_the_runtime_is_the_one_the_runner_would_choose(
         ("TUN", {"tun": "No such file or directory"}),
         ("seccomp notification", {"seccomp": "seccomp listener: Invalid argument"}),
         ("seccomp notification", {"seccomp_actions": ["allow", "errno"]}),
+        ("pidfd_getfd", {"pidfd_getfd": "pidfd_getfd: Operation not permitted"}),
+        ("low ports and ping", {"own_ports": "Read-only file system"}),
+        ("ping of hosts", {"host_ping": "Permission denied"}),
         ("subordinate uids", {"subuids": {"count": 0, "problem": ""}}),
         ("subordinate uids", {"subuids": {"count": 65536, "problem": "newuidmap is not installed"}}),
         ("overlay", {"scratch": {**GOOD["scratch"], "overlay": "mount overlay: Operation not permitted"}}),
@@ -122,6 +130,39 @@ def test_what_only_makes_things_worse(what: str, change: dict[str, Any]) -> None
     assert judge(found).usable
     assert line.status == "degraded"
     assert line.without
+
+
+NO_SPACE = {"network_namespace": "unshare: No space left on device", "max_net_namespaces": 0}
+NO_TUN = {"tun": "No such file or directory"}
+NO_NOTICE = {"seccomp": "SECCOMP_ADDFD_FLAG_SEND, of Linux 5.14: Invalid argument"}
+
+
+@pytest.mark.parametrize(
+    ("change", "mode", "status"),
+    [
+        ({}, "fast", "ok"),
+        (NO_SPACE, "no-netns", "degraded"),
+        (NO_TUN, "no-netns", "degraded"),
+        (NO_NOTICE, "packets", "degraded"),
+        ({"pidfd_getfd": "Operation not permitted"}, "packets", "degraded"),
+        ({"seccomp_actions": ["allow"]}, "packets", "degraded"),
+        ({**NO_SPACE, **NO_NOTICE}, "none", "missing"),
+        ({"host_ping": "Permission denied"}, "fast", "ok"),
+    ],
+)
+def test_the_network_is_the_one_the_runner_would_make(change: dict[str, Any], mode: str, status: str) -> None:
+    found = findings(change)
+    line = line_of(found, "pod network")
+    assert (line.found, line.status) == (mode, status)
+    assert judge(found).usable
+    assert bool(line.remedy) is (status != "ok")
+
+
+def test_advice_names_the_setting_and_its_value() -> None:
+    (advice, *_) = judge(findings(NO_SPACE)).advice
+    assert advice.startswith("network namespaces: ")
+    assert "user.max_net_namespaces > 0 (it is 0)" in advice
+    assert judge(findings()).advice == []
 
 
 @pytest.mark.parametrize(

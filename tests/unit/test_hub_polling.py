@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -231,5 +231,60 @@ def test_an_end_is_remembered_until_it_is_forgotten(tmp_path: Path) -> None:
         assert await watch.fate(JobId("7")) == first
         watch.forget(JobId("7"))
         assert await watch.fate(JobId("7")) is None
+
+    watch_with(tmp_path, slurm, scenario)
+
+
+def test_accounting_is_asked_once_for_all_that_ended_meanwhile(tmp_path: Path) -> None:
+    slurm = FakeScheduler()
+    ids = [JobId(str(number)) for number in range(7, 12)]
+    slurm.accounts = {one: EndedJob(one, "COMPLETED", 0, 0, None) for one in ids}
+    asked: list[list[JobId]] = []
+    answer = slurm.ended
+
+    def ended(job_ids: Sequence[JobId]) -> dict[JobId, EndedJob]:
+        asked.append(list(job_ids))
+        return answer(job_ids)
+
+    slurm.ended = ended  # type: ignore[method-assign]
+    held = threading.Event()
+    slurm.on_ended = lambda: held.wait(1) and None  # type: ignore[func-returns-value]
+
+    async def scenario(watch: SlurmWatch) -> None:
+        first = asyncio.create_task(watch.fate(ids[0]))
+        await until(lambda: asked)
+        others = [asyncio.create_task(watch.fate(one)) for one in ids[1:]]
+        await asyncio.sleep(0.02)
+        held.set()
+        fates = await asyncio.gather(first, *others)
+        assert [fate is not None and fate.stage for fate in fates] == [Stage.ENDED] * len(ids)
+        assert asked == [ids[:1], ids[1:]]
+
+    watch_with(tmp_path, slurm, scenario)
+
+
+@pytest.mark.parametrize(("state", "asks"), [("COMPLETED", False), ("FAILED", False), ("CANCELLED", True)])
+def test_an_end_that_the_runner_told_needs_no_accounting(tmp_path: Path, state: str, asks: bool) -> None:
+    slurm = FakeScheduler()
+    slurm.queue = [make_job("7", state=state)]
+    asked: list[int] = []
+    slurm.on_ended = lambda: asked.append(1)
+
+    async def scenario(watch: SlurmWatch) -> None:
+        await watch.refresh()
+        fate = await watch.fate(JobId("7"), ended_well=True)
+        assert fate is not None
+        assert fate.stage is Stage.ENDED
+        assert bool(asked) is asks
+
+    watch_with(tmp_path, slurm, scenario)
+
+
+def test_accounting_that_is_away_says_nothing_to_anybody(tmp_path: Path) -> None:
+    slurm = FakeScheduler()
+    slurm.on_ended = away
+
+    async def scenario(watch: SlurmWatch) -> None:
+        assert await asyncio.gather(*(watch.fate(JobId(str(number))) for number in range(3))) == [None] * 3
 
     watch_with(tmp_path, slurm, scenario)

@@ -34,7 +34,7 @@ REFUSED = [
         pod({"securityContext": {"appArmorProfile": {"type": "Localhost"}}}),
         "spec.containers[0].securityContext.appArmorProfile.type",
     ),
-    (pod({"ports": [{"containerPort": 80, "hostPort": 8080}]}), "spec.containers[0].ports[0].hostPort"),
+    (pod({"ports": [{"containerPort": 80, "hostPort": 80, "protocol": "SCTP"}]}), "spec.containers[0].ports[0].hostPort"),
     (pod(volumes=[{"name": "a", "emptyDir": {}}, {"name": "b", "nfs": {}}]), "spec.volumes[1].nfs"),
     (pod(volumes=[{"name": "a", "csi": {}}]), "spec.volumes[0].csi"),
     (
@@ -47,14 +47,13 @@ REFUSED = [
         pod({"restartPolicyRules": [{"action": "Restart"}, {"action": "Explode"}]}),
         "spec.containers[0].restartPolicyRules[1].action",
     ),
-    (pod({"securityContext": {"privileged": True}}), "spec.containers[0].securityContext.privileged"),
     (
         pod({"volumeMounts": [{"name": "a", "mountPropagation": "Bidirectional"}]}),
         "spec.containers[0].volumeMounts[0].mountPropagation",
     ),
     (
-        pod(initContainers=[{"name": "i"}, {"name": "j", "securityContext": {"privileged": True}}]),
-        "spec.initContainers[1].securityContext.privileged",
+        pod(initContainers=[{"name": "i"}, {"name": "j", "securityContext": {"windowsOptions": {"hostProcess": True}}}]),
+        "spec.initContainers[1].securityContext.windowsOptions",
     ),
 ]  # fmt: skip
 
@@ -73,7 +72,7 @@ SUPPORTED = [
     pod({"restartPolicyRules": [{"action": "Restart"}]}, activeDeadlineSeconds=5),
     pod(readinessGates=[{"conditionType": "x"}], hostnameOverride="x", setHostnameAsFQDN=True, hostIPC=True),
     pod({"restartPolicyRules": [{"action": "RestartAllContainers"}]}),
-    pod({"ports": [{"containerPort": 80, "hostPort": 80}, {"containerPort": 81}]}, hostUsers=False),
+    pod({"ports": [{"containerPort": 80, "hostPort": 8080}, {"containerPort": 81}]}, hostUsers=False),
     pod({"securityContext": {"seccompProfile": {"type": "RuntimeDefault"}, "procMount": "Unmasked"}},
         securityContext={"sysctls": [{"name": "kernel.shm_rmid_forced", "value": "1"}],
                          "appArmorProfile": {"type": "RuntimeDefault"}, "supplementalGroupsPolicy": "Strict"}),
@@ -83,6 +82,7 @@ SUPPORTED = [
     pod(volumes=[{"name": "token", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}},
         {"configMap": {}}, {"secret": {}}, {"downwardAPI": {}}]}}]),
     pod(volumes=[{"name": "bare"}]),
+    pod({"securityContext": {"privileged": True}}),
     pod({"securityContext": {"privileged": False, "capabilities": {"drop": ["ALL"]}},
          "volumeMounts": [{"name": "a", "mountPropagation": "None", "subPath": "x"}]}),
 ]  # fmt: skip

@@ -11,6 +11,7 @@ import pytest
 from slurmlet.base.errors import RefusedPod
 from slurmlet.model.downward import Place
 from slurmlet.model.plan import PlannedImage, Setting, check_sources, pod_plan
+from slurmlet.model.podnetwork import PodNetwork
 from slurmlet.model.sources import MissingSource, Sources, Token
 
 IMAGE = PlannedImage(
@@ -289,3 +290,26 @@ def test_a_pod_whose_sources_are_there_passes_without_its_tokens() -> None:
         {"envFrom": [{"configMapRef": {"name": "cm"}}]}, volumes=[{"name": "v", **token}, {"name": "w"}]
     )
     check_sources(asked, SOURCES)
+
+
+def test_a_pod_with_a_network_of_its_own() -> None:
+    network = PodNetwork("10.244.0.0/16", "10.96.0.0/16", "ab" * 32)
+    place = Place("10.0.0.5", "c1", 16, 1 << 30, own_ip="10.244.0.7")
+    env = [{"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
+    setting = Setting("default", {"app:1": IMAGE}, SOURCES, place, {}, network, {"ingress": [], "egress": None})
+    made = pod_plan(pod({"env": env}), setting)
+    assert made["network"]["ip"] == "10.244.0.7"
+    assert made["network"]["policy"] == {"ingress": [], "egress": None}
+    assert made["resolv_conf"]["base"]["nameservers"] == ["10.96.0.10"]
+    assert ["IP", "10.244.0.7"] in made["containers"][0]["env"]
+
+
+def test_a_pod_of_the_hosts_network_has_none_of_its_own() -> None:
+    network = PodNetwork("10.244.0.0/16", "10.96.0.0/16", "ab" * 32)
+    setting = Setting("default", {"app:1": IMAGE}, SOURCES, Place("10.0.0.5", "c1"), {}, network)
+    made = pod_plan(pod(hostNetwork=True), setting)
+    assert (made["network"], made["resolv_conf"]) == (None, None)
+    asking = pod_plan(pod(hostNetwork=True, dnsPolicy="ClusterFirstWithHostNet"), setting)
+    assert (asking["network"], asking["resolv_conf"]["base"]["nameservers"]) == (None, ["10.96.0.10"])
+    old = Setting("default", {"app:1": IMAGE}, SOURCES, Place("10.0.0.5", "c1"), {})
+    assert (pod_plan(pod(), old)["network"], pod_plan(pod(), old)["resolv_conf"]) == (None, None)

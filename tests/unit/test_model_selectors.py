@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurmlet.base.errors import UserError
-from slurmlet.model.selectors import parse
+from slurmlet.model.selectors import compiled, parse
 
 LABELS = {"app": "web", "tier": "front", "example.com/x": ""}
 
@@ -28,3 +28,21 @@ def test_what_matches(text: str, matches: bool) -> None:
 def test_what_is_none(text: str) -> None:
     with pytest.raises(UserError):
         parse(text)
+
+
+def some(key: str, operator: str, *values: str) -> dict[str, object]:
+    return {"matchExpressions": [{"key": key, "operator": operator, "values": list(values)}]}
+
+
+@pytest.mark.parametrize(
+    ("selector", "matches"),
+    [
+        ({}, True), ({"matchLabels": {"app": "web"}}, True), ({"matchLabels": {"app": "web", "tier": "back"}}, False),
+        (some("app", "In", "web", "db"), True), (some("nope", "In", "web"), False), (some("app", "NotIn", "web"), False),
+        (some("nope", "NotIn", "web"), True), (some("app", "Exists"), True), (some("nope", "Exists"), False),
+        (some("app", "DoesNotExist"), False), (some("nope", "DoesNotExist"), True), (some("app", "Gt", "1"), False),
+        ({"matchLabels": {"app": "web"}, **some("tier", "In", "back")}, False),
+    ],
+)  # fmt: skip
+def test_what_an_object_s_selector_matches(selector: dict[str, object], matches: bool) -> None:
+    assert compiled(selector)(LABELS) is matches

@@ -355,6 +355,9 @@ def test_addresses_come_with_the_place() -> None:
         [{"ip": "10.0.0.5"}],
     )
     assert "podIP" not in status_of(place=place)
+    own = status_of(place=Place(host_ip="10.0.0.5", own_ip="10.244.0.7"), report=report(RUNNING))
+    assert (own["hostIP"], own["podIP"], own["podIPs"]) == ("10.0.0.5", "10.244.0.7", [{"ip": "10.244.0.7"}])
+    assert "podIP" not in status_of(place=Place(host_ip="10.0.0.5", own_ip=None), report=report(RUNNING))
     assert "hostIP" not in status_of()
 
 

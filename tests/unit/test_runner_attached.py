@@ -20,10 +20,10 @@ import pytest
 
 from slurmlet.runner import attaching, wire
 from slurmlet.runner.attaching import AttachSession
-from slurmlet.runner.context import HostNetwork
 from slurmlet.runner.forwarding import ForwardSession, forward
 from slurmlet.runner.logfiles import LogWriter
 from slurmlet.runner.loop import Loop
+from slurmlet.runner.networks import HostNetwork
 from slurmlet.runner.outputs import Outputs
 from slurmlet.runner.streams import Refused, Stream
 
@@ -85,7 +85,7 @@ def server() -> Iterator[socket.socket]:
 
 def dial(loop: Loop, port: int) -> tuple[Hub, ForwardSession]:
     hub = Hub()
-    return hub, ForwardSession(loop, HostNetwork("pod", "127.0.0.1"), port, hub.stream)
+    return hub, ForwardSession(loop, HostNetwork({"hostname": "pod"}, "127.0.0.1"), port, hub.stream)
 
 
 def accept(loop: Loop, server: socket.socket) -> socket.socket:

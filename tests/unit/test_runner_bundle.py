@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import stat
+from pathlib import Path
 from typing import Any
 
-from slurmlet.runner import bundle
+import pytest
+
+from slurmlet.runner import bundle, devices, linux
 from slurmlet.runner.bundle import Facts, Mount
 from slurmlet.runner.sandbox import SINGLE, SUBUID, Mapping
 from slurmlet.runner.users import User
@@ -80,6 +85,50 @@ def test_capabilities() -> None:
     assert "CAP_KILL" not in bundle.capabilities(plan(drop_caps=["CAP_KILL"]))
     assert "CAP_SYS_PTRACE" in bundle.capabilities(plan(add_caps=["SYS_PTRACE"]))
     assert "CAP_SYS_ADMIN" in bundle.capabilities(plan(privileged=True))
+
+
+def test_a_privileged_container_is_neither_masked_nor_confined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "usable", lambda: ["/dev/fuse"])
+    config = bundle.make(plan(privileged=True, seccomp="RuntimeDefault"), facts(mapping=MANY))
+    assert not {"maskedPaths", "readonlyPaths", "seccomp"} & set(config["linux"])
+    assert {
+        "destination": "/dev/fuse",
+        "type": "bind",
+        "source": "/dev/fuse",
+        "options": ["bind", "rw"],
+    } in config["mounts"]
+    sysfs = next(one for one in config["mounts"] if one["destination"] == "/sys")
+    assert "ro" not in sysfs["options"]
+    plain = bundle.make(plan(seccomp="RuntimeDefault"), facts(mapping=MANY))
+    assert plain["linux"]["maskedPaths"]
+    assert plain["linux"]["seccomp"]
+    assert not [one for one in plain["mounts"] if one["destination"] == "/dev/fuse"]
+
+
+@pytest.mark.parametrize(("last", "missing"), [(37, "CAP_PERFMON"), (38, "CAP_BPF"), (40, "CAP_NOTHING")])
+def test_no_capability_is_asked_for_that_the_kernel_does_not_know(
+    monkeypatch: pytest.MonkeyPatch, last: int, missing: str
+) -> None:
+    monkeypatch.setattr(linux, "last_capability", lambda: last)
+    found = bundle.capabilities(plan(privileged=True))
+    assert len(found) == last + 1
+    assert missing not in found
+
+
+def test_only_devices_that_may_be_opened_are_handed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "net").mkdir()
+    (tmp_path / "plain").write_text("")
+    (tmp_path / "net" / "link").symlink_to("/dev/null")
+    assert devices.usable(str(tmp_path)) == []
+    found = devices.usable("/dev")
+    assert "/dev/null" not in found, "every container has that one of its own"
+    assert all(
+        stat.S_ISCHR(mode) or stat.S_ISBLK(mode) for mode in (os.lstat(path).st_mode for path in found)
+    )
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert devices.usable("/dev") == []
 
 
 def test_mounts_and_shared_pids() -> None:

@@ -10,9 +10,14 @@ from contextlib import contextmanager
 
 import pytest
 
-from slurmlet.runner.checking import check
+from slurmlet.runner import checking
+from slurmlet.runner.networks import HostNetwork
 
 HOST = "127.0.0.1"
+
+
+def check(action: dict[str, object], timeout_s: float = 2) -> tuple[bool, str]:
+    return checking.check(action, HOST, timeout_s, HostNetwork({}, HOST).connect)
 
 
 @contextmanager
@@ -65,7 +70,7 @@ def responding(text: str, seen: list[str] | None = None) -> Callable[[socket.soc
 )
 def test_http_codes_from_200_to_399_are_healthy(status: int, healthy: bool) -> None:
     with server(responding(f"HTTP/1.1 {status} X\r\nContent-Length: 0\r\n\r\n")) as port:
-        succeeded, told = check(http(port), HOST, 2)
+        succeeded, told = check(http(port))
     assert succeeded is healthy
     assert healthy or told == f"HTTP probe failed with statuscode: {status}"
 
@@ -73,7 +78,7 @@ def test_http_codes_from_200_to_399_are_healthy(status: int, healthy: bool) -> N
 def test_http_sends_what_a_kubelet_sends() -> None:
     seen: list[str] = []
     with server(responding("HTTP/1.1 200 OK\r\n\r\n", seen)) as port:
-        check(http(port, "/a?b=c", [["X-Mine", "yes"], ["Host", "example.org"]]), HOST, 2)
+        check(http(port, "/a?b=c", [["X-Mine", "yes"], ["Host", "example.org"]]))
     lines = seen[0].split("\r\n")
     assert lines[0] == "GET /a?b=c HTTP/1.1"
     assert {"Host: example.org", "X-Mine: yes", "User-Agent: kube-probe/1.36", "Accept: */*"} <= set(lines)
@@ -87,14 +92,14 @@ def test_http_follows_a_redirect_on_the_same_server_and_counts_one_elsewhere_as_
         connection.sendall(head.encode())
 
     with server(answer) as port:
-        assert check(http(port, "/local"), HOST, 2) == (False, "HTTP probe failed with statuscode: 503")
-        assert check(http(port, "/far"), HOST, 2) == (True, "")
+        assert check(http(port, "/local")) == (False, "HTTP probe failed with statuscode: 503")
+        assert check(http(port, "/far")) == (True, "")
 
 
 def test_tcp_needs_only_a_listener() -> None:
     with server(lambda connection: None) as port:
-        assert check({"kind": "tcp", "host": "", "port": port}, HOST, 2) == (True, "")
-    succeeded, told = check({"kind": "tcp", "host": "", "port": port}, HOST, 2)
+        assert check({"kind": "tcp", "host": "", "port": port}) == (True, "")
+    succeeded, told = check({"kind": "tcp", "host": "", "port": port})
     assert not succeeded
     assert f"dial tcp {HOST}:{port}" in told
 
@@ -102,7 +107,7 @@ def test_tcp_needs_only_a_listener() -> None:
 def test_a_silent_server_is_unhealthy_after_the_timeout() -> None:
     release = threading.Event()
     with server(lambda connection: release.wait(3) and None) as port:
-        succeeded, told = check(http(port), HOST, 0.2)
+        succeeded, told = check(http(port), 0.2)
         release.set()
     assert not succeeded
     assert "timed out" in told
@@ -146,6 +151,6 @@ def grpc_answering(message: bytes | None) -> Callable[[socket.socket], None]:
 )
 def test_grpc_health_is_what_the_message_says(message: bytes | None, healthy: bool, told: str) -> None:
     with server(grpc_answering(message)) as port:
-        succeeded, text = check({"kind": "grpc", "port": port, "service": "s"}, HOST, 2)
+        succeeded, text = check({"kind": "grpc", "port": port, "service": "s"})
     assert succeeded is healthy
     assert told in text

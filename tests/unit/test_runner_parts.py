@@ -13,7 +13,8 @@ from slurmlet.runner import VERSION
 from slurmlet.runner.backoff import Backoff, spoken
 from slurmlet.runner.beneath import Escape, open_beneath, read_beneath
 from slurmlet.runner.claiming import PodDir, claim, write_atomically
-from slurmlet.runner.context import HostNetwork, hosts_file
+from slurmlet.runner.context import hosts_file
+from slurmlet.runner.networks import HostNetwork
 from slurmlet.runner.overlay import overlay_options
 from slurmlet.runner.sandbox import parse_ranges
 from slurmlet.runner.scratch import Scratch, choose_base, private_and_ours
@@ -198,7 +199,9 @@ def test_overlay_paths_are_escaped() -> None:
 
 
 def test_the_hosts_file() -> None:
-    text = hosts_file(HostNetwork("pod1", "10.0.0.1"), ["pod1.sub", "pod1"], [["1.2.3.4", "a", "b"]])
+    text = hosts_file(
+        HostNetwork({"hostname": "pod1"}, "10.0.0.1"), ["pod1.sub", "pod1"], [["1.2.3.4", "a", "b"]]
+    )
     assert text.startswith("# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n")
     assert "10.0.0.1\tpod1.sub\tpod1\n" in text
     assert text.endswith("# Entries added by HostAliases.\n1.2.3.4\ta\tb\n")

@@ -137,6 +137,37 @@ class TestImages:
         assert found["tmp"].mode == 0o1777
         assert len(found) == len(layer.getmembers())
 
+    def test_only_agnhost_asks_the_network(self, tmp_path: Path) -> None:
+        names = {name: opened(name, tmp_path)[1].getnames() for name in images.RECIPES}
+        assert [name for name, found in names.items() if "usr/bin/dig" in found] == ["agnhost"]
+
+    def test_programs_and_libraries_are_taken_out_of_an_image_and_links_with_them(
+        self, tmp_path: Path
+    ) -> None:
+        layer = io.BytesIO()
+        with tarfile.open(fileobj=layer, mode="w") as tar:
+            for name in (
+                "usr/bin/dig",
+                "usr/bin/nc.openbsd",
+                "usr/lib/x-linux-gnu/liba.so.1.2",
+                "usr/share/x",
+            ):
+                info = tarfile.TarInfo(name)
+                info.size = 4
+                tar.addfile(info, io.BytesIO(b"data"))
+            for name, target in (("usr/bin/nc", "nc.openbsd"), ("usr/lib/x-linux-gnu/liba.so.1", "liba.so.1.2"),
+                                 ("usr/lib/x-linux-gnu/libb.so", "nowhere")):  # fmt: skip
+                link = tarfile.TarInfo(name)
+                link.type, link.linkname = tarfile.SYMTYPE, target
+                tar.addfile(link)
+        with tarfile.open(tmp_path / "a.tar", "w") as tar:
+            info = tarfile.TarInfo("layer.tar")
+            info.size = len(layer.getvalue())
+            tar.addfile(info, io.BytesIO(layer.getvalue()))
+        lib = "usr/lib/x-linux-gnu"
+        wanted = {"usr/bin/dig", "usr/bin/nc", f"{lib}/liba.so.1.2", f"{lib}/liba.so.1"}
+        assert images.files_of(tmp_path / "a.tar") == dict.fromkeys(wanted, b"data")
+
     def test_nonewprivs_is_setuid_and_nonroot_has_a_user(self, tmp_path: Path) -> None:
         assert opened("nonewprivs", tmp_path)[1].getmember("usr/local/bin/nnp").mode == 0o6755
         assert opened("nonroot", tmp_path)[0]["User"] == "1234"
@@ -149,7 +180,7 @@ def opened(name: str, folder: Path) -> tuple[dict[str, Any], tarfile.TarFile]:
     busybox.chmod(0o755)
     for program in (*building.PROGRAMS, *building.FILES):
         (folder / program).write_bytes(b"program")
-    tools = images.Tools(busybox, {"bin/bash": b"shell"})
+    tools = images.Tools(busybox, {"bin/bash": b"shell"}, {"usr/bin/dig": b"dig"})
     made = tarfile.open(fileobj=io.BytesIO(images.archive(name, building.Built(folder), tools)))  # noqa: SIM115
     manifest = json.loads(made.extractfile("manifest.json").read())[0]  # type: ignore[union-attr]
     config = json.loads(made.extractfile(manifest["Config"]).read())  # type: ignore[union-attr]

@@ -76,6 +76,15 @@ class TestSlurmConf:
         ]
         assert [p.get("Default") for p in lines] == ["YES", None]
 
+    def test_the_last_host_has_gpus(self) -> None:
+        lines = [line for line in directives(slurm_conf(Plan(nodes=3))) if "NodeName" in line]
+        assert [(line["NodeName"], line.get("Gres")) for line in lines] == [
+            ("c1", None),
+            ("c2", None),
+            ("c3", "gpu:2"),
+        ]
+        assert "NodeName=c3 Name=gpu File=/dev/nvidia[0-1]" in files(Plan(nodes=3))["slurm/gres.conf"]
+
     def test_more_processors_than_the_machine_has(self) -> None:
         merged = {k: v for line in directives(slurm_conf(Plan())) for k, v in line.items()}
         assert (merged["CPUs"], merged["SlurmdParameters"]) == ("16", "config_overrides")

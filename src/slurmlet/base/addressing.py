@@ -35,6 +35,19 @@ def host_addresses(proc: Path = Path("/proc/net")) -> list[str]:
     ]
 
 
+def routed_networks(proc: Path = Path("/proc/net")) -> list[ipaddress.IPv4Network]:
+    """Every IPv4 range that this host already has a way to, but the default route; its own addresses among them."""
+    found = [
+        ipaddress.IPv4Network(f"{address}/32") for address in _LOCAL_ENTRY.findall(_read(proc / "fib_trie"))
+    ]
+    for line in _read(proc / "route").splitlines()[1:]:
+        words = line.split()
+        base, mask = (int.from_bytes(bytes.fromhex(words[place]), "little") for place in (1, 7))
+        if mask:
+            found.append(ipaddress.IPv4Network((base & mask, mask.bit_count())))
+    return list(dict.fromkeys(found))
+
+
 def dialled_addresses() -> list[str]:
     """This host's IPv4 addresses in the order another host should try them: first what its name stands for."""
     every = [address for address in host_addresses() if ipaddress.ip_address(address).version == 4]

@@ -19,7 +19,8 @@ def say(text: str) -> None:
 
 
 def emit_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, default=str))
+    # Whoever reads from a pipe must get it now: some commands go on for hours afterwards.
+    print(json.dumps(value, indent=2, default=str), flush=True)
 
 
 def emit_table(

@@ -2,14 +2,20 @@
 
 ~/.slurmlet/                      0700; SLURMLET_HOME overrides. On the shared file system.
   _store/                         the image store, shared by all clusters of the user (images/)
+  _runs/<job>-<random>/           what the hosts of one `slurmlet run` share, as long as it runs
   <cluster>/
     cluster.json                  what `slurmlet up` decided: id, ports, partitions, addresses
     kubeconfig                    for people
     hub.json                      where the hub listens now; runners read it each time they dial
+    gateway.json                  the gateway's ports and state; its next start takes the same ports
     runner.pyz                    the runner, as one file
     pki/                          keys and certificates
     etcd/  logs/  run/            data, component logs, pids and locks
     pods/<uid>/                   one directory per pod: see PodFiles
+    nodes/<name>/                 one directory per allocation node: credential and log of its agent
+    shared                        only in a cluster inside one job (`slurmlet run`): a link to a directory below
+                                  _runs/, which then holds what other hosts read: hub.json, runner.pyz, pods/, nodes/,
+                                  volumes/; the rest lies on its first host alone
     volumes/<volume>/             one directory per persistent volume; what pods keep in it
 
 ~/.cache/slurmlet/                XDG_CACHE_HOME or SLURMLET_CACHE overrides; may be deleted at any time
@@ -20,6 +26,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from slurmlet.base.errors import UserError
@@ -46,6 +53,10 @@ def cache_dir() -> Path:
 def store_dir() -> Path:
     # The underscore keeps it apart from every possible cluster name.
     return home_dir() / "_store"
+
+
+def runs_dir() -> Path:
+    return home_dir() / "_runs"
 
 
 def check_cluster_name(name: str) -> str:
@@ -112,6 +123,12 @@ class ClusterFiles:
     def name(self) -> str:
         return self.root.name
 
+    @cached_property
+    def shared(self) -> Path:
+        """Where other hosts read. Asked once: it never changes in the life of a cluster."""
+        link = self.root / "shared"
+        return link.readlink() if link.is_symlink() else self.root
+
     @property
     def config(self) -> Path:
         return self.root / "cluster.json"
@@ -122,11 +139,20 @@ class ClusterFiles:
 
     @property
     def hub(self) -> Path:
-        return self.root / "hub.json"
+        return self.shared / "hub.json"
+
+    @property
+    def gateway(self) -> Path:
+        return self.root / "gateway.json"
+
+    @property
+    def gateway_socket(self) -> Path:
+        """The way to pods and Services for the API server and `slurmlet proxy`: a unix socket, 0600."""
+        return self.run / "gateway.sock"
 
     @property
     def runner(self) -> Path:
-        return self.root / "runner.pyz"
+        return self.shared / "runner.pyz"
 
     @property
     def pki(self) -> Path:
@@ -145,12 +171,25 @@ class ClusterFiles:
         return self.root / "run"
 
     @property
+    def token(self) -> Path:
+        """Only of a cluster inside one job: for programs that speak to the API server without a certificate."""
+        return self.run / "token"
+
+    @property
     def volumes(self) -> Path:
-        return self.root / "volumes"
+        return self.shared / "volumes"
 
     def pod(self, uid: str) -> PodFiles:
-        return PodFiles(self.root / "pods" / uid)
+        return PodFiles(self.shared / "pods" / uid)
 
     @property
     def pods(self) -> Path:
-        return self.root / "pods"
+        return self.shared / "pods"
+
+    def node(self, name: str) -> PodFiles:
+        """Of an allocation node's agent: `credential`, `hub_ca` and `job_log` mean the same as for a pod."""
+        return PodFiles(self.nodes / name)
+
+    @property
+    def nodes(self) -> Path:
+        return self.shared / "nodes"

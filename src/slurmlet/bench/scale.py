@@ -2,7 +2,8 @@
 
 Batches of both kinds take turns, so that a busy host or a slow slurmctld meets both alike. Each job writes an empty file
 on the shared file system as its first act and ends; a batch has started when all files are there, and is gone when
-neither Slurm nor the API server has anything of it. The hub is watched from outside, through /proc.
+neither Slurm nor the API server has anything of it. The hub is watched from outside, through /proc. A crowd of further
+pods may be there all the while, their jobs held in Slurm's queue: what the hub needs to know many.
 """
 
 from __future__ import annotations
@@ -24,17 +25,22 @@ from slurmlet.base.errors import SlurmletError, UserError
 from slurmlet.base.files import read_json
 from slurmlet.base.layout import ClusterFiles
 from slurmlet.base.processes import run
-from slurmlet.kube.client import ApiClient, ApiError
+from slurmlet.kube.client import METADATA_LIST, ApiClient, ApiError
 
 _PATIENCE_S = 600.0
 _LOOK_S = 0.05
 _SAMPLE_S = 0.25
+_CROWD_LOOK_S = 1.0
+# After the last job is queued: until the hub has written what it knows.
+_SETTLE_S = 15.0
+_MANY = 500
 # As many sbatch at once as the hub runs (hub/settings.py): the comparison is about the way, not about the crowd.
 _SBATCH_AT_ONCE = 8
 # Not kubectl: it holds itself back to five requests a second.
 _REQUESTS_AT_ONCE = 16
 _PODS = "/api/v1/namespaces/default/pods"
 _LABEL = "slurmlet.io/bench"
+_PART_LABEL = "slurmlet.io/bench-part"
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,20 @@ class HubSample:
 
 
 @dataclass(frozen=True)
+class Crowd:
+    """Pods whose jobs are held: seconds from the first request until all were accepted, were queued in Slurm."""
+
+    count: int
+    accepted_s: float
+    queued_s: float
+    memory_bytes: int  # of the hub, some seconds later
+
+    def as_json(self) -> dict[str, Any]:
+        times = {name: round(getattr(self, name), 3) for name in ("accepted_s", "queued_s")}
+        return {"count": self.count, **times, "memory_bytes": self.memory_bytes}
+
+
+@dataclass(frozen=True)
 class Scale:
     sbatch: list[Batch]
     pods: list[Batch]
@@ -72,6 +92,7 @@ class Scale:
     idle_memory_bytes: int = 0
     # With every pod of the largest batch known to the hub.
     full_memory_bytes: int = 0
+    crowd: Crowd | None = None
 
     def as_json(self) -> dict[str, Any]:
         rates = {name: _rate(batches) for name, batches in (("sbatch", self.sbatch), ("pods", self.pods))}
@@ -86,6 +107,7 @@ class Scale:
                 "cpu_s": round(self.hub[-1].cpu_s - self.hub[0].cpu_s, 2) if self.hub else 0.0,
                 "samples": [[round(one.at_s, 2), one.memory_bytes, round(one.cpu_s, 2)] for one in self.hub],
             },
+            "known": self.crowd.as_json() if self.crowd is not None else None,
         }
 
 
@@ -139,7 +161,14 @@ class ScaleBench:
         self._image = image
         self._run_id = f"bench-{os.getpid()}"
 
-    def measure(self, pods: int, batch: int, on_batch: Callable[[Batch, Batch], None]) -> Scale:
+    def measure(
+        self,
+        pods: int,
+        batch: int,
+        on_batch: Callable[[Batch, Batch], None],
+        known: int = 0,
+        on_crowd: Callable[[Crowd], None] = lambda _: None,
+    ) -> Scale:
         pid = self._hub_pid()
         counts = [min(batch, pods - start) for start in range(0, pods, batch)]
         sbatch: list[Batch] = []
@@ -148,13 +177,16 @@ class ScaleBench:
         with self._workspace() as directory, HubWatch(pid) as watch:
             self._pods(directory, "warm", 1)
             idle_bytes, _ = hub_usage(pid)
+            crowd = asyncio.run(self._gather_crowd(directory, known)) if known else None
+            if crowd is not None:
+                on_crowd(crowd)
             for number, count in enumerate(counts):
                 sbatch.append(self._sbatch(directory, f"raw-{number}", count))
                 made, memory_bytes = self._pods(directory, f"pods-{number}", count)
                 of_pods.append(made)
                 full_bytes = max(full_bytes, memory_bytes)
                 on_batch(sbatch[-1], made)
-        return Scale(sbatch, of_pods, watch.samples, idle_bytes, full_bytes)
+        return Scale(sbatch, of_pods, watch.samples, idle_bytes, full_bytes, crowd)
 
     def _hub_pid(self) -> int:
         told = read_json(self._files.hub)
@@ -177,15 +209,25 @@ class ScaleBench:
 
     async def _delete_left(self) -> None:
         async with self._client() as client:
-            left = await self._listed(client)
+            left = await self._listed(client, "")
             await _together(_delete(client, name) for name in left)
+            await self._until_gone(client, "")
+
+    async def _until_gone(self, client: ApiClient, part: str) -> None:
+        deadline_s = time.monotonic() + _PATIENCE_S
+        while left := await self._listed(client, part):
+            if time.monotonic() > deadline_s:
+                raise SlurmletError("the pods do not go", hint="Look at: slurmlet kubectl get pods")
+            await asyncio.sleep(_LOOK_S if len(left) < _MANY else _CROWD_LOOK_S)
 
     def _client(self) -> ApiClient:
         pki = self._files.pki
         return ApiClient(self._server, pki / "ca.crt", pki / "admin.crt", pki / "admin.key")
 
-    async def _listed(self, client: ApiClient) -> list[str]:
-        found = await client.get(_PODS, labelSelector=f"{_LABEL}={self._run_id}")
+    async def _listed(self, client: ApiClient, part: str) -> list[str]:
+        """Names of this run's pods, or of one part of them."""
+        chosen = f"{_LABEL}={self._run_id}" + (f",{_PART_LABEL}={part}" if part else "")
+        found = await client.get(_PODS, accept=METADATA_LIST, labelSelector=chosen)
         return [item["metadata"]["name"] for item in found.get("items") or ()]
 
     def _sbatch(self, directory: Path, name: str, count: int) -> Batch:
@@ -207,10 +249,10 @@ class ScaleBench:
 
     def _pods(self, directory: Path, name: str, count: int) -> tuple[Batch, int]:
         """The batch, and the hub's memory when all its pods were known and had started."""
-        return asyncio.run(self._pods_in_loop(directory, _marks(directory, name, count)))
+        return asyncio.run(self._pods_in_loop(directory, name, _marks(directory, name, count)))
 
-    async def _pods_in_loop(self, directory: Path, marks: list[Path]) -> tuple[Batch, int]:
-        items = [self._manifest(directory, mark.name) for mark in marks]
+    async def _pods_in_loop(self, directory: Path, part: str, marks: list[Path]) -> tuple[Batch, int]:
+        items = [self._manifest(directory, part, mark.name) for mark in marks]
         async with self._client() as client:
             began_s = time.monotonic()
             await _together(client.create(_PODS, item) for item in items)
@@ -219,15 +261,32 @@ class ScaleBench:
             started_s = await started - began_s
             memory_bytes, _ = hub_usage(self._hub_pid())
             await _together(_delete(client, item["metadata"]["name"]) for item in items)
-            deadline_s = time.monotonic() + _PATIENCE_S
-            while await self._listed(client):
-                if time.monotonic() > deadline_s:
-                    raise SlurmletError("the pods do not go", hint="Look at: slurmlet kubectl get pods")
-                await asyncio.sleep(_LOOK_S)
+            await self._until_gone(client, part)
             gone_s = time.monotonic() - began_s
         return Batch(len(marks), accepted_s, started_s, gone_s), memory_bytes
 
-    def _manifest(self, directory: Path, mark: str) -> dict[str, Any]:
+    async def _gather_crowd(self, directory: Path, count: int) -> Crowd:
+        items = [self._manifest(directory, "known", mark.name) for mark in _marks(directory, "known", count)]
+        for item in items:
+            item["metadata"]["annotations"] = {"slurmlet.io/sbatch": "--hold"}
+            # As most pods have it; it is a third of such a pod's size.
+            item["spec"]["automountServiceAccountToken"] = True
+        prefix = f"{self._run_id}-known-"
+        listing = ["squeue", "--noheader", "--states=PENDING", "-u", str(os.getuid()), "-o", "%j"]
+
+        def queued() -> bool:
+            return run(listing).stdout.count(prefix) >= count
+
+        async with self._client() as client:
+            began_s = time.monotonic()
+            await _together(client.create(_PODS, item) for item in items)
+            accepted_s = time.monotonic() - began_s
+        queued_s = await asyncio.to_thread(_wait, queued, "been queued", _CROWD_LOOK_S) - began_s
+        await asyncio.sleep(_SETTLE_S)
+        memory_bytes, _ = hub_usage(self._hub_pid())
+        return Crowd(count, accepted_s, queued_s, memory_bytes)
+
+    def _manifest(self, directory: Path, part: str, mark: str) -> dict[str, Any]:
         container = {
             "name": "main",
             "image": self._image,
@@ -240,7 +299,10 @@ class ScaleBench:
         return {
             "apiVersion": "v1",
             "kind": "Pod",
-            "metadata": {"name": f"{self._run_id}-{mark}", "labels": {_LABEL: self._run_id}},
+            "metadata": {
+                "name": f"{self._run_id}-{mark}",
+                "labels": {_LABEL: self._run_id, _PART_LABEL: part},
+            },
             "spec": {
                 "restartPolicy": "Never",
                 "automountServiceAccountToken": False,
@@ -272,7 +334,7 @@ def _marks(directory: Path, name: str, count: int) -> list[Path]:
     return [directory / f"{name}-{number}" for number in range(count)]
 
 
-def _wait(done: Callable[[], bool], what: str) -> float:
+def _wait(done: Callable[[], bool], what: str, every_s: float = _LOOK_S) -> float:
     """The moment (monotonic) it was done."""
     deadline_s = time.monotonic() + _PATIENCE_S
     while not done():
@@ -281,5 +343,5 @@ def _wait(done: Callable[[], bool], what: str) -> float:
                 f"not all have {what} within {_PATIENCE_S:g} s",
                 hint="Look at: squeue, slurmlet kubectl get pods",
             )
-        time.sleep(_LOOK_S)
+        time.sleep(every_s)
     return time.monotonic()

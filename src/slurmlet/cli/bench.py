@@ -8,6 +8,7 @@ import click
 
 from slurmlet.base.console import emit_json, emit_table, say
 from slurmlet.base.layout import DEFAULT_CLUSTER
+from slurmlet.cli import bench_network
 
 if TYPE_CHECKING:
     from slurmlet.bench.scale import Scale
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 @click.group()
 def command() -> None:
     """Measure against bare Slurm, in the same run, interleaved."""
+
+
+command.add_command(bench_network.command, "network")
 
 
 @command.command()
@@ -66,15 +70,32 @@ def startup(cluster: str, runs: int, image: str, validate: bool, output: str) ->
     type=click.Path(dir_okay=False, writable=True),
     help="Draw the hub's memory and CPU as an SVG file.",
 )
+@click.option(
+    "--known",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0, 10_000),
+    help="So many more pods are there meanwhile, their jobs held in Slurm's queue.",
+)
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
-def scale(cluster: str, pods: int, batch: int, image: str, picture: str | None, output: str) -> None:
+def scale(
+    cluster: str, pods: int, batch: int, image: str, picture: str | None, known: int, output: str
+) -> None:
     """Pods a second, from the request until they are gone, beside raw sbatch; and what they cost the hub."""
-    from slurmlet.bench.scale import Batch, ScaleBench
+    from slurmlet.bench.scale import Batch, Crowd, ScaleBench
 
     def told(raw: Batch, made: Batch) -> None:
         say(f"  {raw.count} jobs: {raw.per_s:.1f} /s; {made.count} pods: {made.per_s:.1f} /s")
 
-    result = ScaleBench(cluster, image).measure(pods, batch, told)
+    def told_crowd(crowd: Crowd) -> None:
+        say(
+            f"  {crowd.count} pods known, all queued after {crowd.queued_s:.0f} s: "
+            f"the hub has {crowd.memory_bytes / 2**20:.0f} MiB"
+        )
+
+    if known:
+        say(f"  {known} pods with held jobs …")
+    result = ScaleBench(cluster, image).measure(pods, batch, told, known, told_crowd)
     if picture is not None:
         _draw(picture, result)
         say(f"Drawn: {picture}")

@@ -51,3 +51,5 @@ def command(only_here: bool, partition: str | None, output: str) -> None:
     console.say(
         "slurmlet works here." if not bad else f"slurmlet works here; not everything is ok ({bad} lines)."
     )
+    for advice in verdict.advice:
+        console.say(f"  {advice}")

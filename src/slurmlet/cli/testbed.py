@@ -116,6 +116,18 @@ def install() -> None:
 
 
 @command.command()
+@click.argument("names", nargs=-1, required=True, metavar="tools|servers|java|bench…")
+@click.option("--user", default="user1", show_default=True, help="Into whose store: user1 or user2.")
+def load(names: tuple[str, ...], user: str) -> None:
+    """Put images of programs nobody here wrote into a user's store; the first time they are made, from Debian's packages."""
+    from slurmlet.testbed import serverimages
+    from slurmlet.testbed.hosts import Testbed
+
+    serverimages.load(Testbed.running(), names, user)
+    say(f"Loaded: {' '.join(names)}")
+
+
+@command.command()
 @click.argument("verb", metavar="VERB")
 @click.argument("arguments", nargs=-1, metavar="[HOST]")
 def fault(verb: str, arguments: tuple[str, ...]) -> None:

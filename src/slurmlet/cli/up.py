@@ -20,12 +20,26 @@ from slurmlet.controlplane.using import default_cluster
     "--partition", "partitions", multiple=True, metavar="P", help="Only these Slurm partitions (repeat it)."
 )
 @click.option("--address", metavar="IP", help="The address of this host that compute nodes reach.")
+@click.option(
+    "--pod-range", metavar="CIDR", help="Addresses of pods, for a new cluster. [default: one that is free]"
+)
+@click.option("--service-range", metavar="CIDR", help="Addresses of Services, for a new cluster.")
 @click.option("--timeout", "timeout_s", default=120.0, show_default=True, help="Seconds to wait.")
-def command(cluster: str, partitions: tuple[str, ...], address: str | None, timeout_s: float) -> None:
+def command(
+    cluster: str,
+    partitions: tuple[str, ...],
+    address: str | None,
+    pod_range: str | None,
+    service_range: str | None,
+    timeout_s: float,
+) -> None:
     """Bring up (or find running) my cluster; returns when a pod could be scheduled."""
+    from slurmlet.controlplane.ranges import Wanted
     from slurmlet.controlplane.starting import up
 
-    done = up(ClusterFiles.named(cluster), partitions=partitions, address=address, timeout_s=timeout_s)
+    wanted = Wanted(pod_range, service_range)
+    files = ClusterFiles.named(cluster)
+    done = up(files, partitions=partitions, address=address, wanted=wanted, timeout_s=timeout_s)
     what = "is already running" if done.already_running else f"is up after {done.took_s:.1f} s"
     say(f"Cluster {cluster!r} {what}: Kubernetes {done.config.kubernetes}, nodes {', '.join(done.nodes)}")
     say(f"  export KUBECONFIG={done.files.kubeconfig}")

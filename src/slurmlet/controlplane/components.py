@@ -16,7 +16,8 @@ from slurmlet.base.layout import ClusterFiles
 from slurmlet.controlplane.config import ClusterConfig
 from slurmlet.controlplane.runfiles import run_files
 
-BINARIES = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+BINARIES = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "coredns")
+GATEWAY = "gateway"
 HUB = "hub"
 # A login host is shared: a control plane of one user needs no more threads than this at once.
 _MAX_PROCS = 4
@@ -35,6 +36,8 @@ class Component:
     # Starts when the API server is ready: before that it would only take CPU from it, and the controller manager
     # gives up after 10 s.
     needs_api: bool = False
+    # Starts once the hub has begun its work: it grants CoreDNS the right to read Services.
+    needs_hub: bool = False
     stop_grace_s: float = 10.0
 
 
@@ -54,6 +57,10 @@ def components(
             needs_api=True,
         ),
         Component("kube-scheduler", tuple(scheduler(files, binaries)), small, needs_api=True),
+        Component(
+            "coredns", tuple(coredns(files, binaries)), small, needs_api=True, needs_hub=True, stop_grace_s=2.0
+        ),
+        Component(GATEWAY, (sys.executable, "-P", "-m", "slurmlet.gateway", str(files.root)), small),
         Component(HUB, (sys.executable, "-P", "-m", "slurmlet.hub", str(files.root)), dict(environment)),
     ]
 
@@ -85,6 +92,7 @@ def etcd(files: ClusterFiles, config: ClusterConfig, binaries: Path) -> list[str
         "--max-wals=2",
         f"--quota-backend-bytes={2 << 30}",
         "--log-level=warn",
+        *(["--unsafe-no-fsync"] if config.ephemeral else []),
     ]
 
 
@@ -117,6 +125,8 @@ def apiserver(files: ClusterFiles, config: ClusterConfig, binaries: Path) -> lis
         # Aggregated APIs (the hub's metrics API is one) are called at their endpoints: nothing on this host knows the
         # addresses of Services.
         "--enable-aggregator-routing=true",
+        # Only the gateway knows the way to pods and Services.
+        f"--egress-selector-config-file={run_files(files).egress}",
         f"--requestheader-client-ca-file={pki / 'front-proxy-ca.crt'}",
         f"--requestheader-allowed-names={FRONT_PROXY}",
         "--requestheader-username-headers=X-Remote-User",
@@ -167,6 +177,10 @@ def controller_manager(files: ClusterFiles, config: ClusterConfig, binaries: Pat
         "--profiling=false",
         "--v=0",
     ]
+
+
+def coredns(files: ClusterFiles, binaries: Path) -> list[str]:
+    return [str(binaries / "coredns"), "-conf", str(run_files(files).corefile)]
 
 
 def scheduler(files: ClusterFiles, binaries: Path) -> list[str]:

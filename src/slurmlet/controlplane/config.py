@@ -13,8 +13,7 @@ from slurmlet.base.addressing import LOOPBACK, free_port
 from slurmlet.base.errors import UserError
 from slurmlet.base.files import read_json, write_json
 from slurmlet.base.layout import DEFAULT_CLUSTER, ClusterFiles
-
-SERVICE_RANGE = "10.96.0.0/16"
+from slurmlet.controlplane.ranges import Ranges
 
 
 @dataclass(frozen=True)
@@ -31,6 +30,12 @@ class ClusterConfig:
     etcd_peer_port: int
     service_range: str
     partitions: tuple[str, ...] | None
+    # "" in a cluster that was made before pods had a network; its next `up` chooses one.
+    pod_range: str = ""
+    # Where CoreDNS listens, on loopback.
+    dns_port: int = 0
+    # A cluster inside one Slurm job: gone with it, so nothing need survive a crash.
+    ephemeral: bool = False
 
     @property
     def api_url(self) -> str:
@@ -74,7 +79,10 @@ def from_json(raw: dict[str, Any]) -> ClusterConfig:
         etcd_port=int(raw["etcd_port"]),
         etcd_peer_port=int(raw["etcd_peer_port"]),
         service_range=raw["service_range"],
+        pod_range=raw.get("pod_range", ""),
         partitions=None if partitions is None else tuple(partitions),
+        dns_port=int(raw.get("dns_port", 0)),
+        ephemeral=bool(raw.get("ephemeral", False)),
     )
 
 
@@ -86,6 +94,7 @@ def decide(
     addresses: Sequence[str],
     api_address: str,
     partitions: Sequence[str],
+    ranges: Ranges,
 ) -> ClusterConfig:
     """The configuration of the next start: identity and, where free, ports of the last one are kept."""
     before = load(files)
@@ -103,8 +112,10 @@ def decide(
         api_port=api_port,
         etcd_port=free_port(LOOPBACK),
         etcd_peer_port=free_port(LOOPBACK),
-        service_range=before.service_range if before else SERVICE_RANGE,
+        service_range=ranges.services,
+        pod_range=ranges.pods,
         partitions=tuple(partitions) or kept,
+        dns_port=free_port(LOOPBACK),
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from slurmlet.base.errors import SlurmletError, UserError
 from slurmlet.base.layout import ClusterFiles, check_cluster_name, home_dir
 from slurmlet.controlplane import config as configs
-from slurmlet.controlplane.components import BINARIES, HUB
+from slurmlet.controlplane.components import BINARIES, GATEWAY, HUB
 from slurmlet.controlplane.config import ClusterConfig
 from slurmlet.controlplane.probing import ApiProbe, NodeState
 from slurmlet.controlplane.runfiles import (
@@ -101,7 +101,7 @@ def _line(path: Path) -> ClusterLine | None:
 
 def _components(files: ClusterFiles) -> list[ComponentState]:
     recorded = read_components(run_files(files))
-    return [_component(name, recorded.get(name, {})) for name in (*BINARIES, HUB)]
+    return [_component(name, recorded.get(name, {})) for name in (*BINARIES, GATEWAY, HUB)]
 
 
 def _component(name: str, state: dict[str, Any]) -> ComponentState:

@@ -11,7 +11,11 @@ from slurmlet.base.layout import ClusterFiles
 from slurmlet.controlplane.config import ClusterConfig
 from slurmlet.controlplane.runfiles import run_files
 
-COMPONENT_IDENTITIES = {"kube-controller-manager": "controller-manager", "kube-scheduler": "scheduler"}
+COMPONENT_IDENTITIES = {
+    "kube-controller-manager": "controller-manager",
+    "kube-scheduler": "scheduler",
+    "coredns": "dns",
+}
 
 
 def write_all(files: ClusterFiles, config: ClusterConfig) -> None:

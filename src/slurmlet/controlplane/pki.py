@@ -27,9 +27,12 @@ from slurmlet.controlplane.components import FRONT_PROXY
 
 AUTHORITIES = ("ca", "etcd-ca", "hub-ca", "front-proxy-ca")
 ENCRYPTION = "encryption.json"
+OVERLAY = "overlay.key"
 HUB_DNS_NAME = "hub.slurmlet"
 # Where the API server's aggregator finds the metrics API: a Service whose one endpoint is the hub.
 METRICS_DNS_NAME = "slurmlet-metrics.kube-system.svc"
+# What CoreDNS proves to be towards the gateway, its only client.
+COREDNS_NAME = "dns.slurmlet"
 _CA_DAYS = 3650
 _LEAF_DAYS = 365
 _RENEW_BEFORE_DAYS = 60
@@ -85,6 +88,9 @@ def leaves(host: str, addresses: Sequence[str], service_range: str) -> list[Leaf
         Leaf("hub-server", "hub-ca", HUB_DNS_NAME, server=True,
              dns=(HUB_DNS_NAME, METRICS_DNS_NAME, "localhost", host), addresses=here),
         Leaf("kubelet-client", "hub-ca", "slurmlet:kubelet-client", client=True),
+        Leaf("gateway", "hub-ca", "slurmlet:gateway", client=True),
+        Leaf("coredns", "hub-ca", COREDNS_NAME, server=True, dns=(COREDNS_NAME,)),
+        Leaf("dns", "ca", "slurmlet:dns", client=True),
         Leaf("front-proxy-client", "front-proxy-ca", FRONT_PROXY, client=True),
     ]  # fmt: skip
 
@@ -110,6 +116,10 @@ def ensure(pki: Path, wanted: Sequence[Leaf]) -> list[str]:
     if not (pki / ENCRYPTION).exists():
         _make_encryption(pki)
         made.append(ENCRYPTION)
+    if not (pki / OVERLAY).exists():
+        # Proves to a pod's network that a datagram is of this cluster (docs/network.md).
+        write_private(pki / OVERLAY, secrets.token_hex(32))
+        made.append(OVERLAY)
     return made
 
 

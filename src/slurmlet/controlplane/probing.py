@@ -11,6 +11,7 @@ import json
 import ssl
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 from slurmlet.base.addressing import LOOPBACK
 from slurmlet.base.layout import ClusterFiles
@@ -31,6 +32,7 @@ class ApiProbe:
         self._files = files
         self._timeout_s = timeout_s
         self._connection: http.client.HTTPSConnection | None = None
+        self._context: ssl.SSLContext | None = None
 
     def get(self, path: str) -> tuple[int, bytes] | None:
         """Status and body, or None while nobody answers."""
@@ -52,10 +54,12 @@ class ApiProbe:
     def _connect(self) -> http.client.HTTPSConnection:
         # Read anew each time: the supervisor may have chosen another port.
         config = configs.load_existing(self._files)
-        context = ssl.create_default_context(cafile=str(self._files.pki / "ca.crt"))
-        context.load_cert_chain(self._files.pki / "admin.crt", self._files.pki / "admin.key")
+        if self._context is None:
+            # Once: while a control plane starts, every millisecond spent here is one that it lacks.
+            self._context = ssl.create_default_context(cafile=str(self._files.pki / "ca.crt"))
+            self._context.load_cert_chain(self._files.pki / "admin.crt", self._files.pki / "admin.key")
         return http.client.HTTPSConnection(
-            LOOPBACK, config.api_port, timeout=self._timeout_s, context=context
+            LOOPBACK, config.api_port, timeout=self._timeout_s, context=self._context
         )
 
     def ready(self) -> bool:
@@ -81,6 +85,15 @@ class ApiProbe:
             phase = item.get("status", {}).get("phase", "Unknown")
             counts[phase] = counts.get(phase, 0) + 1
         return counts
+
+    def pod_address(self, namespace: str, name: str) -> str:
+        """ "" when there is no such pod, or it has no address."""
+        answer = self.get(f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}")
+        if answer is None or answer[0] != 200:
+            return ""
+        with contextlib.suppress(json.JSONDecodeError):
+            return str(json.loads(answer[1]).get("status", {}).get("podIP") or "")
+        return ""
 
     def _items(self, path: str) -> list[dict[str, Any]]:
         answer = self.get(path)

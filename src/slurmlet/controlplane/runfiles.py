@@ -43,6 +43,29 @@ class RunFiles:
     def components(self) -> Path:
         return self.root / "components.json"
 
+    @property
+    def corefile(self) -> Path:
+        return self.root / "Corefile"
+
+    @property
+    def hosts(self) -> Path:
+        """What CoreDNS answers from this host's own file of names."""
+        return self.root / "hosts"
+
+    @property
+    def empty_zone(self) -> Path:
+        return self.root / "empty.zone"
+
+    @property
+    def proxy(self) -> Path:
+        """The `slurmlet proxy` that runs."""
+        return self.root / "proxy.json"
+
+    @property
+    def egress(self) -> Path:
+        """How the API server reaches pods, Services and the hub."""
+        return self.root / "egress.json"
+
     def kubeconfig(self, component: str) -> Path:
         return self.root / f"{component}.kubeconfig"
 

@@ -14,15 +14,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurmlet.base.addressing import advertised_address, host_addresses, host_name
+from slurmlet.base.addressing import advertised_address, host_addresses, host_name, routed_networks
 from slurmlet.base.console import Steps
 from slurmlet.base.errors import SlurmletError, UserError
 from slurmlet.base.files import read_json
 from slurmlet.base.layout import ClusterFiles
 from slurmlet.base.processes import run
 from slurmlet.controlplane import config as configs
-from slurmlet.controlplane import kubeconfigs
-from slurmlet.controlplane.components import BINARIES, HUB
+from slurmlet.controlplane import kubeconfigs, networkfiles, ranges
+from slurmlet.controlplane.components import BINARIES, GATEWAY, HUB
 from slurmlet.controlplane.config import ClusterConfig
 from slurmlet.controlplane.probing import ApiProbe
 from slurmlet.controlplane.runfiles import (
@@ -61,6 +61,7 @@ def up(
     *,
     partitions: Sequence[str] = (),
     address: str | None = None,
+    wanted: ranges.Wanted = ranges.Wanted(),  # noqa: B008 - frozen
     timeout_s: float = 120.0,
     steps: Steps | None = None,
 ) -> Started:
@@ -73,8 +74,9 @@ def up(
         if running:
             config = configs.load_existing(files)
             _check_same(config, partitions)
+            ranges.choose((), wanted, ranges.Ranges(config.pod_range, config.service_range))
         else:
-            config = _prepare_and_spawn(files, partitions, address, steps)
+            config = _prepare_and_spawn(files, partitions, address, wanted, steps)
         try:
             nodes = _wait_until_usable(files, steps, timeout_s)
         except BaseException:
@@ -94,25 +96,27 @@ def _check_same(config: ClusterConfig, partitions: Sequence[str]) -> None:
 
 
 def _prepare_and_spawn(
-    files: ClusterFiles, partitions: Sequence[str], address: str | None, steps: Steps
+    files: ClusterFiles, partitions: Sequence[str], address: str | None, wanted: ranges.Wanted, steps: Steps
 ) -> ClusterConfig:
     from slurmlet.upstream.locating import ensure
 
     binaries = ensure([*BINARIES, "kubectl"])
     with steps.step("keys, ports and configuration"):
-        config = prepare(files, binaries, partitions, address)
+        config = prepare(files, binaries, partitions, address, wanted)
     _spawn(files, binaries)
     return config
 
 
 def prepare(
-    files: ClusterFiles, binaries: Path, partitions: Sequence[str], address: str | None
+    files: ClusterFiles, binaries: Path, partitions: Sequence[str], address: str | None, wanted: ranges.Wanted
 ) -> ClusterConfig:
     """Everything the supervisor and the hub read."""
     # cryptography takes 0.1 s to import: `status` and the supervisor need none of it.
     from slurmlet.controlplane import packing, pki
 
     addresses = host_addresses()
+    before = configs.load(files)
+    kept = ranges.Ranges(before.pod_range, before.service_range) if before else None
     config = configs.decide(
         files,
         kubernetes=run([str(binaries / "kube-apiserver"), "--version"]).stdout.split()[-1],
@@ -120,10 +124,12 @@ def prepare(
         addresses=addresses,
         api_address=advertised_address(addresses, address),
         partitions=partitions,
+        ranges=ranges.choose(routed_networks(), wanted, kept),
     )
     pki.ensure(files.pki, pki.leaves(config.host, addresses, config.service_range))
     config.save(files)
     kubeconfigs.write_all(files, config)
+    networkfiles.write_all(files, config)
     packing.write_runner(files.runner)
     return config
 
@@ -170,6 +176,11 @@ def _wait_until_usable(files: ClusterFiles, steps: Steps, timeout_s: float) -> l
                 lambda: _all_started(files) and probe.has_default_account(),
                 lambda: ("kube-controller-manager", "there is no default service account"),
             )
+        with steps.step("network"):
+            watch.until(
+                lambda: _names_resolve(files),
+                lambda: ("coredns", "the cluster's names do not resolve (see gateway.log too)"),
+            )
         return [node.name for node in probe.nodes()]
     finally:
         probe.close()
@@ -180,6 +191,13 @@ def _hub_serves(files: ClusterFiles) -> bool:
     told = read_json(files.hub)
     hub = read_components(run_files(files)).get(HUB, {})
     return isinstance(told, dict) and hub.get("pid") is not None and told.get("pid") == hub["pid"]
+
+
+def _names_resolve(files: ClusterFiles) -> bool:
+    """Whether the gateway of this start had an answer from CoreDNS."""
+    told = read_json(files.gateway)
+    gateway = read_components(run_files(files)).get(GATEWAY, {})
+    return isinstance(told, dict) and bool(told.get("dns")) and told.get("pid") == gateway.get("pid")
 
 
 def _all_started(files: ClusterFiles) -> bool:

@@ -21,7 +21,7 @@ from slurmlet.base.errors import SlurmletError
 from slurmlet.base.files import locked, write_json
 from slurmlet.base.layout import ClusterFiles
 from slurmlet.controlplane import config as configs
-from slurmlet.controlplane import kubeconfigs
+from slurmlet.controlplane import kubeconfigs, networkfiles
 from slurmlet.controlplane.children import Child, adopt_orphans, kill_adopted, reap_orphans
 from slurmlet.controlplane.components import HUB, Component, components
 from slurmlet.controlplane.config import ClusterConfig, now
@@ -87,7 +87,10 @@ class Supervisor:
             self._start_due()
             woken = signal.sigtimedwait(_WAKING, self._pause_s())
             if woken is not None and woken.si_signo in (signal.SIGTERM, signal.SIGINT):
-                return
+                # Some sites' Slurm signals every process of a job. Inside one, the workload comes first: whoever started
+                # this cluster there ends it, and this process with it.
+                if not self._config.ephemeral:
+                    return
             if woken is not None and woken.si_signo == signal.SIGUSR1:
                 self._hold(self._children[HUB])
             self._notice_deaths()
@@ -100,12 +103,17 @@ class Supervisor:
         started = False
         for child in self._children.values():
             if child.process is None and not child.held and time.monotonic() >= child.due_s:
-                if child.component.needs_api and not self._api_is_up():
+                if not self._may_start(child.component):
                     continue
                 self._start(child)
                 started = True
         if started:
             self._record()
+
+    def _may_start(self, component: Component) -> bool:
+        if component.needs_api and not self._api_is_up():
+            return False
+        return not component.needs_hub or self._files.hub.exists()
 
     def _start(self, child: Child) -> None:
         try:
@@ -155,13 +163,18 @@ class Supervisor:
             affected = ["kube-apiserver"]
         elif name == "kube-apiserver":
             changed = dataclasses.replace(self._config, api_port=free_port("0.0.0.0"))
-            affected = ["kube-controller-manager", "kube-scheduler", HUB]
+            affected = ["kube-controller-manager", "kube-scheduler", "coredns", HUB]
+        elif name == "coredns":
+            # The gateway looks up the port each time it connects.
+            changed = dataclasses.replace(self._config, dns_port=free_port(LOOPBACK))
+            affected = []
         else:
-            return  # the hub chooses its own ports at each start
+            return  # the hub and the gateway choose their own ports at each start
         _log(f"{name}: its port was taken; choosing another")
         self._config = changed
         changed.save(self._files)
         kubeconfigs.write_all(self._files, changed)
+        networkfiles.write_all(self._files, changed)
         for component in self._plan(changed):
             self._children[component.name].component = component
         for other in affected:

@@ -26,6 +26,7 @@ from slurmlet.upstream import locating, pinning
 QUEUE_WAIT_S = 60.0
 _PROBE_TIMEOUT_S = 60.0
 _MARK = "slurmlet-probe "
+_PROBES = ("probe.py", "probe_network.py")
 
 Facts = Mapping[str, Any]
 
@@ -92,9 +93,10 @@ def _probe_here(wanted: Mapping[str, Any]) -> Facts | None:
 
 
 def _program(wanted: Mapping[str, Any]) -> str:
-    """The probe and its parameters as one text. repr of a JSON text is a Python literal whatever it holds."""
-    source = resources.files("slurmlet.doctor").joinpath("probe.py").read_text()
-    return f"{source}\n\nmain(json.loads({json.dumps(dict(wanted))!r}))\n"
+    """The probes and their parameters as one text. repr of a JSON text is a Python literal whatever it holds."""
+    here = resources.files("slurmlet.doctor")
+    source = "\n\n".join(here.joinpath(name).read_text() for name in _PROBES)
+    return f"{source}\n\nmain(json.loads({json.dumps(dict(wanted))!r}), network_facts)\n"
 
 
 def _parse(output: str) -> Facts | None:

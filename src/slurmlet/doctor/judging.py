@@ -8,33 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from slurmlet.doctor.collecting import Facts, Findings
-
-Status = Literal["ok", "degraded", "missing"]
+from slurmlet.doctor.judging_network import network_lines
+from slurmlet.doctor.lines import ASK, LOGIN, NODE, Line
 
 MIN_PYTHON = (3, 9)
 MIN_FILES = 4096
 MIN_PROCESSES = 512
 MIN_SCRATCH_BYTES = 2 << 30
-_LOGIN, _NODE = "login", "node"
-_ASK = "Ask the site's administrators"
 _FIREWALL = (
-    f"{_ASK} to let compute nodes open TCP connections to this host, or run slurmlet on one that they reach."
+    f"{ASK} to let compute nodes open TCP connections to this host, or run slurmlet on one that they reach."
 )
-
-
-@dataclass(frozen=True)
-class Line:
-    where: str
-    what: str
-    status: Status
-    found: str
-    uses: str
-    without: str
-    remedy: str = ""
-    fatal: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,6 +34,12 @@ class Verdict:
     @property
     def remedies(self) -> list[str]:
         return [f"{line.what}: {line.remedy}" for line in self.lines if line.fatal]
+
+    @property
+    def advice(self) -> list[str]:
+        """What would make a usable site better."""
+        lines = (line for line in self.lines if line.status != "ok" and line.remedy and not line.fatal)
+        return [f"{line.what}: {line.remedy}" for line in lines]
 
 
 def judge(findings: Findings) -> Verdict:
@@ -68,19 +60,19 @@ def _slurm(findings: Findings) -> Iterator[Line]:
     uses, without = "sbatch, squeue, scancel, sinfo", "no pods at all"
     if findings.missing_commands:
         yield Line(
-            _LOGIN, "Slurm", "missing", f"no {', '.join(findings.missing_commands)} on the PATH", uses, without,
+            LOGIN, "Slurm", "missing", f"no {', '.join(findings.missing_commands)} on the PATH", uses, without,
             "Run slurmlet on a host where Slurm's commands work (a login node), perhaps after `module load slurm`.",
             fatal=True,
         )  # fmt: skip
         return
     if findings.slurm_problem:
         yield Line(
-            _LOGIN, "Slurm", "missing", findings.slurm_problem, uses, without,
+            LOGIN, "Slurm", "missing", findings.slurm_problem, uses, without,
             "The controller does not answer; try again later, or check SLURM_CONF.", fatal=True,
         )  # fmt: skip
         return
     config = findings.slurm_config
-    yield Line(_LOGIN, "Slurm", "ok", config.get("SLURM_VERSION", "?"), uses, without)
+    yield Line(LOGIN, "Slurm", "ok", config.get("SLURM_VERSION", "?"), uses, without)
     yield from _plugins(config)
 
 
@@ -88,33 +80,33 @@ def _plugins(config: Mapping[str, str]) -> Iterator[Line]:
     select = config.get("SelectType", "?")
     shares = "cons" in select
     yield Line(
-        _LOGIN, "select plugin", "ok" if shares else "degraded", select,
+        LOGIN, "select plugin", "ok" if shares else "degraded", select,
         "jobs of single cores" if shares else "whole nodes", "each pod takes a whole node",
     )  # fmt: skip
     tracking = config.get("ProctrackType", "?")
     by_cgroup = "cgroup" in tracking
     yield Line(
-        _LOGIN, "proctrack plugin", "ok" if by_cgroup else "degraded", tracking,
+        LOGIN, "proctrack plugin", "ok" if by_cgroup else "degraded", tracking,
         "Slurm's limits on the job" if by_cgroup else "a PID namespace ends every process of a pod",
         "memory limits of pods are not enforced",
     )  # fmt: skip
-    yield Line(_LOGIN, "auth plugin", "ok", config.get("AuthType", "?"), "as Slurm's commands do", "-")
+    yield Line(LOGIN, "auth plugin", "ok", config.get("AuthType", "?"), "as Slurm's commands do", "-")
     accounting = config.get("AccountingStorageType", "?")
     kept = accounting not in ("?", "(null)", "accounting_storage/none")
     yield Line(
-        _LOGIN, "accounting", "ok" if kept else "degraded", accounting,
+        LOGIN, "accounting", "ok" if kept else "degraded", accounting,
         "sacct, for jobs that ended while the hub was away" if kept else "what slurmctld still remembers",
         "after MinJobAge the end of a job is unknown",
     )  # fmt: skip
 
 
 def _login_host(here: Facts) -> Iterator[Line]:
-    yield Line(_LOGIN, "kernel", "ok", _kernel(here), "-", "-")
-    yield Line(_LOGIN, "Python", "ok", _version(here), str(here.get("python_path", "python")), "no slurmlet")
-    yield _limits(here, _LOGIN, "etcd, the API server and the hub", "many pods at once fail")
+    yield Line(LOGIN, "kernel", "ok", _kernel(here), "-", "-")
+    yield Line(LOGIN, "Python", "ok", _version(here), str(here.get("python_path", "python")), "no slurmlet")
+    yield _limits(here, LOGIN, "etcd, the API server and the hub", "many pods at once fail")
     problem = str(here.get("user_namespace", ""))
     yield Line(
-        _LOGIN,
+        LOGIN,
         "user namespaces",
         "degraded" if problem else "ok",
         problem or "yes",
@@ -127,7 +119,7 @@ def _binaries(binaries: Mapping[str, str]) -> Line:
     missing = [name for name, path in binaries.items() if not path]
     found = f"{len(binaries) - len(missing)} of {len(binaries)}"
     return Line(
-        _LOGIN, "Kubernetes binaries", "degraded" if missing else "ok",
+        LOGIN, "Kubernetes binaries", "degraded" if missing else "ok",
         f"{found} (missing: {', '.join(missing)})" if missing else found,
         "those `slurmlet upstream` keeps", "`slurmlet up` has to fetch or build them first",
     )  # fmt: skip
@@ -136,41 +128,36 @@ def _binaries(binaries: Mapping[str, str]) -> Line:
 def _no_node(findings: Findings) -> Line:
     if findings.node_timed_out:
         return Line(
-            _NODE, "compute node", "degraded", "not checked: no node was free in time", "-", "this part of the check",
+            NODE, "compute node", "degraded", "not checked: no node was free in time", "-", "this part of the check",
             "Try again when the queue is shorter, or name a partition with --partition.",
         )  # fmt: skip
     problem = findings.node_problem
     if "execve" in problem and "python3" in problem:
         return _python_line("no python3", ok=False)
     return Line(
-        _NODE, "compute node", "missing", problem, "a job for each pod", "no pods at all",
+        NODE, "compute node", "missing", problem, "a job for each pod", "no pods at all",
         "Slurm must let you run `srun -n1 true`; perhaps an account or a partition has to be named.", fatal=True,
     )  # fmt: skip
 
 
 def _node(node: Facts, binaries: Mapping[str, str]) -> Iterator[Line]:
-    yield Line(_NODE, "host", "ok", f"{node.get('host', '?')} ({node.get('machine', '?')})", "-", "-")
-    yield Line(_NODE, "kernel", "ok", _kernel(node), "-", "-")
+    yield Line(NODE, "host", "ok", f"{node.get('host', '?')} ({node.get('machine', '?')})", "-", "-")
+    yield Line(NODE, "kernel", "ok", _kernel(node), "-", "-")
     version = tuple(node.get("python") or ())
     yield _python_line(_version(node), ok=version >= MIN_PYTHON)
     yield _user_namespace(node)
-    # Pods share the host's network in this version; what a network of their own would need is looked at all the same.
-    yield _simple(
-        node, "network_namespace", "network namespaces", "nothing yet", "no own network for pods, later"
-    )
     yield _subuids(node)
-    yield _simple(node, "tun", "TUN", "nothing yet", "no own network for pods, later")
     yield from _root_file_systems(node)
-    yield _seccomp(node)
+    yield from network_lines(node)
     yield _runtime(node, binaries)
     yield _scratch(node)
-    yield _limits(node, _NODE, "the containers", "pods with many processes fail")
+    yield _limits(node, NODE, "the containers", "pods with many processes fail")
     yield from _between(node)
 
 
 def _python_line(found: str, *, ok: bool) -> Line:
     return Line(
-        _NODE, "Python", "ok" if ok else "missing", found, "python3, for the runner in each job", "no pods at all",
+        NODE, "Python", "ok" if ok else "missing", found, "python3, for the runner in each job", "no pods at all",
         "" if ok else "Compute nodes need python3 ≥ 3.9 on the PATH of batch jobs (`module load`, or your own in ~/bin).",
         fatal=not ok,
     )  # fmt: skip
@@ -179,20 +166,13 @@ def _python_line(found: str, *, ok: bool) -> Line:
 def _user_namespace(node: Facts) -> Line:
     problem = str(node.get("user_namespace", "not tried"))
     return Line(
-        _NODE, "user namespaces", "missing" if problem else "ok", problem or "yes", "a sandbox for each pod",
+        NODE, "user namespaces", "missing" if problem else "ok", problem or "yes", "a sandbox for each pod",
         "no pods at all",
-        f"{_ASK} for unprivileged user namespaces on compute nodes (sysctl user.max_user_namespaces > 0; on Debian and "
+        f"{ASK} for unprivileged user namespaces on compute nodes (sysctl user.max_user_namespaces > 0; on Debian and "
         "Ubuntu also kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0)."
         if problem else "",
         fatal=bool(problem),
     )  # fmt: skip
-
-
-def _simple(node: Facts, key: str, what: str, uses: str, without: str) -> Line:
-    problem = str(node.get(key, "not tried"))
-    return Line(
-        _NODE, what, "degraded" if problem else "ok", problem or "yes", "-" if problem else uses, without
-    )
 
 
 def _subuids(node: Facts) -> Line:
@@ -201,7 +181,7 @@ def _subuids(node: Facts) -> Line:
     works = count > 0 and not problem
     found = f"{count} ids" if works else problem or "none for you in /etc/subuid"
     return Line(
-        _NODE, "subordinate uids", "ok" if works else "degraded", found,
+        NODE, "subordinate uids", "ok" if works else "degraded", found,
         "newuidmap: many users in a container" if works else "one uid; changes of owner only seem to succeed",
         "containers with several users see only one",
     )  # fmt: skip
@@ -213,7 +193,7 @@ def _root_file_systems(node: Facts) -> Iterator[Line]:
     fuse = not node.get("fuse") and bool(node.get("fuse_overlayfs"))
     instead = "fuse-overlayfs" if fuse else "a copy of the image for each container"
     yield Line(
-        _NODE, "overlay", "degraded" if problem else "ok", problem or "yes",
+        NODE, "overlay", "degraded" if problem else "ok", problem or "yes",
         instead if problem else "the kernel's overlay in a user namespace",
         "containers start more slowly and take more room",
     )  # fmt: skip
@@ -222,19 +202,9 @@ def _root_file_systems(node: Facts) -> Iterator[Line]:
         f"yes, {node['fuse_overlayfs']}" if node.get("fuse_overlayfs") else "yes, but no fuse-overlayfs"
     )
     yield Line(
-        _NODE, "FUSE", "ok" if fuse or not problem else "degraded", found,
+        NODE, "FUSE", "ok" if fuse or not problem else "degraded", found,
         "fuse-overlayfs" if fuse and problem else "not needed, overlay works" if not problem else "-",
         "no second way when overlay fails",
-    )  # fmt: skip
-
-
-def _seccomp(node: Facts) -> Line:
-    problem = str(node.get("seccomp", "not tried"))
-    if not problem and "user_notif" not in (node.get("seccomp_actions") or ["user_notif"]):
-        problem = "the kernel has no user_notif"
-    return Line(
-        _NODE, "seccomp notification", "degraded" if problem else "ok", problem or "yes",
-        "nothing yet; a plain filter fakes changes of owner", "no answers to single system calls, later",
     )  # fmt: skip
 
 
@@ -247,7 +217,7 @@ def _runtime(node: Facts, binaries: Mapping[str, str]) -> Line:
     )
     shown = ", ".join(f"{name} {version}" for name, version in found.items()) or "none on the node"
     return Line(
-        _NODE, "container runtime", "ok" if uses else "missing", shown, uses or "-", "no pods at all",
+        NODE, "container runtime", "ok" if uses else "missing", shown, uses or "-", "no pods at all",
         "" if uses else "Run `slurmlet upstream`: it brings a static runc that needs nothing installed on nodes.",
         fatal=not uses,
     )  # fmt: skip
@@ -265,7 +235,7 @@ def _scratch(node: Facts) -> Line:
         found = f"{found}; {problem}"
     good = bool(path) and not problem and free_bytes >= MIN_SCRATCH_BYTES
     return Line(
-        _NODE, "scratch", "ok" if good else "degraded" if path else "missing", found,
+        NODE, "scratch", "ok" if good else "degraded" if path else "missing", found,
         "unpacked images, emptyDir, writable layers", "large images do not fit; set TMPDIR for jobs",
     )  # fmt: skip
 
@@ -292,7 +262,7 @@ def _between(node: Facts) -> Iterator[Line]:
     if home is not None:
         problem = str(home.get("problem", ""))
         yield Line(
-            _NODE, "shared home", "missing" if problem else "ok", problem or "same content on both", "state, images, logs",
+            NODE, "shared home", "missing" if problem else "ok", problem or "same content on both", "state, images, logs",
             "no pods at all",
             "Set SLURMLET_HOME to a directory that login and compute nodes share (scratch, project)." if problem else "",
             fatal=bool(problem),
@@ -301,7 +271,7 @@ def _between(node: Facts) -> Iterator[Line]:
     if login is not None:
         problem = str(login.get("problem", ""))
         yield Line(
-            _NODE, "reaches the login host", "missing" if problem else "ok",
+            NODE, "reaches the login host", "missing" if problem else "ok",
             problem or f"{login.get('address')} in {login.get('milliseconds')} ms",
             "one TLS connection from each pod to the hub", "no pods at all",
             _FIREWALL if problem else "", fatal=bool(problem),

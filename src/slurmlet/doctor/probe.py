@@ -26,7 +26,6 @@ from typing import Any
 MARK = "slurmlet-probe "
 NEWNS, NEWUSER, NEWNET = 0x00020000, 0x10000000, 0x40000000
 TRIAL_TIMEOUT_S = 5
-SECCOMP_NUMBERS = {"x86_64": 317, "aarch64": 277, "ppc64le": 358, "s390x": 348, "riscv64": 277}
 RUNTIMES = ("crun", "runc", "apptainer", "singularity", "podman")
 
 
@@ -108,30 +107,6 @@ def try_tun() -> None:
 
 def try_fuse() -> None:
     os.close(os.open("/dev/fuse", os.O_RDWR))
-
-
-def try_seccomp() -> None:
-    class Filter(ctypes.Structure):
-        _fields_ = [
-            ("code", ctypes.c_ushort),
-            ("jt", ctypes.c_ubyte),
-            ("jf", ctypes.c_ubyte),
-            ("k", ctypes.c_uint),
-        ]
-
-    class Program(ctypes.Structure):
-        _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.POINTER(Filter))]
-
-    number = SECCOMP_NUMBERS.get(os.uname().machine)
-    if number is None:
-        raise OSError("no seccomp known for " + os.uname().machine)
-    allow = Filter(0x06, 0, 0, 0x7FFF0000)
-    check(libc().prctl(38, 1, 0, 0, 0), "no_new_privs")
-    # SECCOMP_SET_MODE_FILTER with a listener: the descriptor over which a supervisor answers system calls
-    program = Program(1, ctypes.pointer(allow))
-    check(
-        libc().syscall(ctypes.c_long(number), 1, ctypes.c_ulong(8), ctypes.byref(program)), "seccomp listener"
-    )
 
 
 def subordinate_ids() -> Any:
@@ -303,7 +278,6 @@ def facts(wanted: Any) -> Any:
         "tun": trial(try_tun),
         "fuse": trial(try_fuse),
         "fuse_overlayfs": find("fuse-overlayfs") or "",
-        "seccomp": trial(try_seccomp),
         "seccomp_actions": seccomp_actions(),
         "runtimes": versions(),
         "scratch": scratch(),
@@ -313,5 +287,6 @@ def facts(wanted: Any) -> Any:
     }
 
 
-def main(wanted: Any) -> None:
-    sys.stdout.write("\n" + MARK + json.dumps(facts(wanted)) + "\n")
+def main(wanted: Any, network_facts: Any) -> None:
+    found = dict(facts(wanted), **network_facts(trial, enter))
+    sys.stdout.write("\n" + MARK + json.dumps(found) + "\n")

@@ -17,12 +17,19 @@ from slurmlet.base.addressing import dialled_addresses, free_port
 from slurmlet.base.errors import SlurmletError
 from slurmlet.base.files import private_dir, read_json, write_json
 from slurmlet.base.layout import store_dir
+from slurmlet.hub import firstthings
 from slurmlet.hub import settings as settings_module
+from slurmlet.hub.allocations.agents import Agents
+from slurmlet.hub.allocations.keeping import AllocationKeeper
+from slurmlet.hub.allocations.lanes import AgentLane, Lanes, QueueLane
 from slurmlet.hub.counting import CountedScheduler, Counts
 from slurmlet.hub.credentials import RunnerAuthority
 from slurmlet.hub.imaging import Images
 from slurmlet.hub.links import LinkServer
+from slurmlet.hub.network import dnsrights
+from slurmlet.hub.network.networking import Network
 from slurmlet.hub.nodes import NodeKeeper
+from slurmlet.hub.noting import Notes
 from slurmlet.hub.pacing import Pacer
 from slurmlet.hub.pods import Pods
 from slurmlet.hub.polling import SlurmWatch
@@ -38,7 +45,7 @@ from slurmlet.hub.submitting import Submitter
 from slurmlet.hub.tools import Tools
 from slurmlet.hub.usage import Usage
 from slurmlet.images.store import Store
-from slurmlet.kube.client import ApiClient, ApiError
+from slurmlet.kube.client import AT_ONCE, ApiClient, ApiError
 from slurmlet.kube.events import EventRecorder
 from slurmlet.kube.reflecting import Reflector
 from slurmlet.model.nodes import HubFacts
@@ -49,6 +56,8 @@ _API_PATIENCE_S = 0.1
 _REGISTER_AGAIN_S = 0.5
 _TLS_BUFFER_BYTES = 32 << 10
 _FILES = 65536
+# Of pods that still run when the cluster they are in ends.
+_END_GRACE_S, _END_SLACK_S = 1.0, 1.5
 ANY = "0.0.0.0"  # compute nodes dial the hub; every port of it wants a certificate
 
 
@@ -57,14 +66,18 @@ async def serve(directory: Path) -> None:
     settings = settings_module.load(directory)
     private_dir(settings.files.pods)
     counts = Counts()
-    async with _api(settings, counts) as client:
+    # Leases must not wait behind a burst of pods: nodes have a client of their own.
+    async with _api(settings, counts, settings.requests_at_once) as client, _api(settings, counts) as prompt:
         await _wait_for_api(client)
+        await dnsrights.grant(client)
         async with asyncio.TaskGroup() as tasks:
-            hub = _Hub(settings, client, counts, tasks)
+            hub = _Hub(settings, client, prompt, counts, tasks)
+            await hub.prepare()
             await hub.listen()
             for name, work in hub.root_tasks().items():
                 tasks.create_task(work, name=name)
-            await _stop_signal()
+            await _stop_signal(settings.ephemeral)
+            await hub.finish()
             # Ends the group, and every task in it with it.
             raise _Stopped
 
@@ -73,13 +86,14 @@ class _Stopped(Exception):
     """A clean end was asked for."""
 
 
-def _api(settings: Settings, counts: Counts) -> ApiClient:
+def _api(settings: Settings, counts: Counts, at_once: int = AT_ONCE) -> ApiClient:
     return ApiClient(
         settings.api_url,
         settings.pki("ca.crt"),
         settings.pki("hub.crt"),
         settings.pki("hub.key"),
         counts.api_answered,
+        at_once,
     )
 
 
@@ -96,7 +110,12 @@ class _Hub:
     """The parts, and who knows whom. Listening begins in `listen`, work in `root_tasks`."""
 
     def __init__(
-        self, settings: Settings, client: ApiClient, counts: Counts, tasks: asyncio.TaskGroup
+        self,
+        settings: Settings,
+        client: ApiClient,
+        prompt: ApiClient,
+        counts: Counts,
+        tasks: asyncio.TaskGroup,
     ) -> None:
         self._settings, self._client, self._counts = settings, client, counts
         self._earlier = read_json(settings.files.hub) or {}
@@ -108,11 +127,20 @@ class _Hub:
         store = Store(store_dir())
         self._events = EventRecorder(client, settings.host)
         self._watch = SlurmWatch(settings, slurm, lambda: self._pods.slurm_looked())
-        submitter = Submitter(settings, slurm, self._watch, RunnerAuthority(settings))
+        authority = RunnerAuthority(settings)
+        submitter = Submitter(settings, slurm, self._watch, authority)
         facts = _facts(settings, slurm, self._ports["kubelet_port"])
-        self._nodes = NodeKeeper(settings, client, slurm, self._events, facts, store.list)
+        self._nodes = NodeKeeper(settings, prompt, slurm, self._events, facts, store.list)
         images = Images(store, client, self._events, settings.pulls_at_once)
+        self._notes = Notes(client)
         self._services = Services(settings, client)
+        self._network = _network(settings, client, self._events, self._services)
+        self._agents = Agents(on_pod=lambda uid: self._pods.news_of(uid))
+        self._allocations = AllocationKeeper(
+            settings, prompt, self._agents, self._watch, self._events, facts, store.list
+        )
+        queue = QueueLane(submitter, self._watch, self._nodes, slurm)
+        agent_lane = AgentLane(settings, self._agents, authority)
         self._tools = Tools(
             settings,
             client,
@@ -123,15 +151,26 @@ class _Hub:
             submitter,
             self._nodes,
             Pacer(),
+            self._notes,
             self._services,
+            Lanes(queue, agent_lane, self._agents),
+            self._network,
         )
         self._pods = Pods(self._tools, tasks)
         self._watch.busy = self._pods.busy
         self._usage = Usage(lambda: [worker.state for worker in self._pods])
 
+    async def prepare(self) -> None:
+        await self._allocations.load()
+
+    async def finish(self) -> None:
+        """Asked to end: pods of a cluster that ends with this hub get their grace."""
+        if self._settings.ephemeral:
+            await self._agents.end_all(_END_GRACE_S, _END_SLACK_S)
+
     async def listen(self) -> None:
         settings, pods, nodes, usage = self._settings, self._pods, self._nodes, self._usage
-        stats = StatServer(pods, nodes, usage, self._watch, self._counts)
+        stats = StatServer(pods, nodes, usage, self._watch, self._counts, self._network)
         await KubeletServer(settings, pods, stats).start(self._ports["kubelet_port"])
         if self._has_metrics:
             await MetricsServer(settings, pods, nodes, usage).start(self._ports["metrics_port"])
@@ -145,14 +184,16 @@ class _Hub:
         """Everything that goes on for as long as the hub does, by name."""
         settings, client, pods = self._settings, self._client, self._pods
         reflector = Reflector(
-            client, "/api/v1/pods", pods.changed, on_synced=pods.synced.set, fieldSelector="spec.nodeName!="
+            client, "/api/v1/pods", pods.changed, on_synced=self._pods_synced, fieldSelector="spec.nodeName!="
         )
-        links = LinkServer(settings, pods.link_came, pods.link_said, pods.link_ended)
+        links = LinkServer(settings, pods.link_came, pods.link_said, pods.link_ended, self._agents)
         tasks = {
             "events": self._events.run(),
+            "notes": self._notes.run(),
             "slurm watch": self._watch.run(),
             "nodes": self._nodes.run(),
             "node watch": self._nodes.watch(),
+            "allocation nodes": self._allocations.run(),
             "usage": self._usage.run(),
             "services": self._services.run(),
             "pods": reflector.run(),
@@ -161,9 +202,27 @@ class _Hub:
             "refresh": Refresher(self._tools, lambda: (worker.state for worker in pods)).run(),
             "runners": _serve_runners(settings, links, pods, self._ports, self._earlier.get("runner_port")),
         }
+        if settings.ephemeral:
+            tasks["first things"] = firstthings.provide(settings, client, self._allocations)
         if self._has_metrics:
             tasks["metrics API"] = _register_metrics(client, settings, self._ports["metrics_port"])
+        if self._network is not None:
+            tasks["network"] = self._network.run()
         return tasks
+
+    def _pods_synced(self) -> None:
+        if self._network is not None:
+            self._network.pods_synced()
+        self._pods.synced.set()
+
+
+def _network(
+    settings: Settings, client: ApiClient, events: EventRecorder, services: Services
+) -> Network | None:
+    if settings.network is None:
+        log.warning("pods share the network of their host until the next `slurmlet up`")
+        return None
+    return Network(settings, settings.network, client, events, services)
 
 
 async def _serve_runners(
@@ -219,11 +278,14 @@ def _facts(settings: Settings, slurm: Scheduler, kubelet_port: int) -> HubFacts:
     )
 
 
-async def _stop_signal() -> None:
+async def _stop_signal(ephemeral: bool) -> None:
+    """In a cluster inside one job, Slurm's SIGTERM is for the workload; who started the cluster says SIGUSR2."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for sign in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(sign, stopped.set)
+        loop.add_signal_handler(sign, (lambda: None) if ephemeral else stopped.set)
+    if ephemeral:
+        loop.add_signal_handler(signal.SIGUSR2, stopped.set)
     await stopped.wait()
 
 

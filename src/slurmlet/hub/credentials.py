@@ -17,6 +17,7 @@ from slurmlet.base.layout import PodFiles
 from slurmlet.hub.settings import Settings
 
 POD_NAME_PREFIX = "slurmlet:pod:"
+NODE_NAME_PREFIX = "slurmlet:node:"
 # Longer than any sane time limit; a pod's directory, and the key with it, goes when the pod goes.
 _VALID_FOR = datetime.timedelta(days=365)
 _CLOCK_SKEW = datetime.timedelta(hours=1)
@@ -30,13 +31,13 @@ class RunnerAuthority:
         assert isinstance(key, ec.EllipticCurvePrivateKey)
         self._key = key
 
-    def issue(self, uid: str) -> bytes:
+    def issue(self, uid: str, prefix: str = POD_NAME_PREFIX) -> bytes:
         """PEM: certificate, then key."""
         key = ec.generate_private_key(ec.SECP256R1())
         now = datetime.datetime.now(datetime.UTC)
         certificate = (
             x509.CertificateBuilder()
-            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, POD_NAME_PREFIX + uid)]))
+            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, prefix + uid)]))
             .issuer_name(self._ca.subject)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
@@ -53,9 +54,9 @@ class RunnerAuthority:
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
 
-    def equip(self, pod: PodFiles, uid: str) -> None:
-        """Put into the pod's directory what its runner needs to dial in. Safe to repeat."""
+    def equip(self, pod: PodFiles, uid: str, prefix: str = POD_NAME_PREFIX) -> None:
+        """Put into the pod's (or node's) directory what its runner needs to dial in. Safe to repeat."""
         private_dir(pod.root)
         if not pod.credential.exists():
             write_private(pod.hub_ca, self._ca_pem)
-            write_private(pod.credential, self.issue(uid))
+            write_private(pod.credential, self.issue(uid, prefix))

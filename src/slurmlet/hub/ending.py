@@ -102,13 +102,13 @@ async def _job_is_over(tools: Tools, state: PodState) -> bool:
         return True
     # An intent whose outcome is unknown: ask Slurm before the pod may go.
     await tools.watch.refresh()
-    state.job_id = tools.submitter.known_job(state.uid)
+    state.job_id = tools.lanes.of(state.node).known(state.uid)
     return state.job_id is None
 
 
 async def _cancel(tools: Tools, state: PodState) -> None:
     assert state.job_id is not None
     if not state.cancelled:
-        log.info("pod %s: cancelling Slurm job %s", state.name, state.job_id)
+        log.info("pod %s: cancelling it in Slurm job %s", state.name, state.job_id)
     state.cancelled = True
-    await asyncio.to_thread(tools.slurm.cancel, [state.job_id])
+    await tools.lanes.of(state.node).cancel(state)

@@ -38,6 +38,11 @@ async def gather(client: ApiClient, pod: Obj, *, with_tokens: bool) -> Sources:
     return replace(read, claims=claims, tokens=tokens)
 
 
+async def add_tokens(client: ApiClient, pod: Obj, sources: Sources) -> Sources:
+    """The same sources with fresh tokens."""
+    return replace(sources, tokens=await _tokens(client, pod, needs(pod).tokens))
+
+
 async def gather_files(client: ApiClient, pod: Obj, tokens: Iterable[Token], memo: Memo) -> Sources:
     """What a running pod's volumes of files show, with new tokens for those named."""
     read = await _read(client, pod, volume_needs(pod), memo)
@@ -102,7 +107,7 @@ async def _one(client: ApiClient, path: str, memo: Memo) -> Any:
     """The object, or None where there is none."""
     if path not in memo:
         try:
-            memo[path] = await client.get(path)
+            memo[path] = await client.read(path)
         except ApiError as error:
             if error.status != 404:
                 raise

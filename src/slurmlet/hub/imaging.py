@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,7 @@ from slurmlet.kube.events import EventRecorder
 Obj = Mapping[str, Any]
 _FIRST_BACKOFF_S = 10.0
 _LONGEST_BACKOFF_S = 300.0
+_REMEMBERED = 100
 
 
 class ImageProblem(SlurmletError):
@@ -71,6 +73,24 @@ class Images:
         self._events = events
         self._slots = asyncio.Semaphore(at_once)
         self._flights: dict[str, asyncio.Task[Image]] = {}
+        self._configs: OrderedDict[Image, Obj] = OrderedDict()
+        self._values: OrderedDict[Image, Image] = OrderedDict()
+
+    def config(self, image: Image) -> Obj:
+        """The image's own "config". A digest's never changes, and a burst of pods has few images: read once."""
+        known = self._configs.get(image)
+        if known is None:
+            known = self._configs[image] = image.config.get("config") or {}
+            if len(self._configs) > _REMEMBERED:
+                self._configs.popitem(last=False)
+        return known
+
+    def _same(self, image: Image) -> Image:
+        """One value for all pods of an image: thousands of pods would have thousands of equal ones."""
+        known = self._values.setdefault(image, image)
+        if len(self._values) > _REMEMBERED:
+            self._values.popitem(last=False)
+        return known
 
     async def ensure(self, pod: Obj, backoff: Backoff) -> dict[str, Image]:
         """reference as written → stored image, for all containers. Raises ImageProblem for the first that fails."""
@@ -78,10 +98,10 @@ class Images:
         found: dict[str, Image] = {}
         for container in (*spec.get("initContainers", ()), *spec["containers"]):
             if container["image"] not in found:
-                found[container["image"]] = await self._one(pod, container, backoff)
+                found[container["image"]] = self._same(await self._one(pod, container, backoff))
         for volume in image_volumes(spec):
             try:
-                found[volume["image"]] = await self._one(pod, volume, backoff)
+                found[volume["image"]] = self._same(await self._one(pod, volume, backoff))
             except ImageProblem as problem:
                 # No container names this image, so every container is told that it waits for it.
                 problem.waiting = {"": next(iter(problem.waiting.values()))}

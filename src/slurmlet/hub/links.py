@@ -1,6 +1,7 @@
 """Connections of runners: who dialled in, frames in and out, streams with flow control (`runner/wire.py`).
 
-The server takes only certificates of the hub's own CA that name a pod; a link speaks for that pod and no other.
+The server takes only certificates of the hub's own CA that name a pod, or the gateway; a link speaks for that one and
+no other.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import logging
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Protocol
 
-from slurmlet.hub.credentials import POD_NAME_PREFIX
+from slurmlet.hub.credentials import NODE_NAME_PREFIX, POD_NAME_PREFIX
 from slurmlet.hub.settings import Settings
 from slurmlet.model.ids import PodUid
 from slurmlet.runner import wire
@@ -24,6 +25,10 @@ HELLO_TIMEOUT_S = 20.0
 # A stranger who only connects holds memory of ours no longer than this.
 HANDSHAKE_TIMEOUT_S = 15.0
 KEEPALIVE_S = 10
+GATEWAY_NAME = "slurmlet:gateway"
+# In the place of a pod's UID, which it cannot be mistaken for.
+GATEWAY = PodUid("gateway")
+NODE_PREFIX = "node:"
 _CHUNK_BYTES = 64 << 10
 _CREDITED = (wire.STDIN, wire.STDOUT, wire.STDERR)
 
@@ -97,6 +102,7 @@ class RunnerLink:
         self.hello = hello
         self.has_pod = bool(hello.get("has_pod"))
         self.ephemeral: set[str] = set()  # ephemeral containers handed over on this link
+        self.redefined: dict[str, str] = {}  # images handed over on this link, by container
         self._writer = writer
         self._streams: dict[int, Stream] = {}
         self._last_stream = 0
@@ -170,9 +176,17 @@ class RunnerLink:
         self._writer.close()
 
 
+class Peers(Protocol):
+    """Who looks after a kind of link: admits it, hears what it says, sees its end."""
+
+    async def link_came(self, link: RunnerLink) -> None: ...
+    async def link_said(self, link: RunnerLink, message: dict[str, Any]) -> None: ...
+    def link_ended(self, link: RunnerLink) -> None: ...
+
+
 class LinkServer:
     """Listens for runners. `on_link` admits a link (False: unknown pod), `on_message` gets its control messages,
-    `on_end` its end."""
+    `on_end` its end. Agents of allocation nodes dial in at the same port and are handed to `agents`."""
 
     def __init__(
         self,
@@ -180,11 +194,13 @@ class LinkServer:
         on_link: Callable[[RunnerLink], Awaitable[None]],
         on_message: Callable[[RunnerLink, dict[str, Any]], Awaitable[None]],
         on_end: Callable[[RunnerLink], None],
+        agents: Peers | None = None,
     ) -> None:
         self._settings = settings
         self._on_link = on_link
         self._on_message = on_message
         self._on_end = on_end
+        self._agents = agents
 
     async def start(self, port: int) -> asyncio.Server:
         context = ssl.create_default_context(
@@ -201,13 +217,16 @@ class LinkServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         link = None
+        came, said, ended = self._on_link, self._on_message, self._on_end
         try:
             _notice_dead_peers(writer)
-            uid = _pod_of(writer)
+            uid = _peer_of(writer)
+            if uid.startswith(NODE_PREFIX) and self._agents is not None:
+                came, said, ended = self._agents.link_came, self._agents.link_said, self._agents.link_ended
             link = await asyncio.wait_for(self._greet(uid, reader, writer), HELLO_TIMEOUT_S)
-            await self._on_link(link)
+            await came(link)
             while True:
-                await self._dispatch(link, await _read_frame(reader))
+                await self._dispatch(link, await _read_frame(reader), said)
         except (OSError, asyncio.IncompleteReadError, TimeoutError, LinkLost):
             pass
         except (wire.ProtocolError, ValueError, LookupError, TypeError, AttributeError) as error:
@@ -215,7 +234,7 @@ class LinkServer:
         finally:
             if link is not None:
                 link.end()
-                self._on_end(link)
+                ended(link)
             writer.close()
 
     async def _greet(
@@ -229,17 +248,22 @@ class LinkServer:
             or hello.get("protocol") != wire.PROTOCOL
         ):
             raise wire.ProtocolError("no hello of this protocol")
-        if hello.get("pod_uid") != uid:
-            raise wire.ProtocolError("the hello names another pod than the certificate")
+        if _introduced(uid, hello) != uid:
+            raise wire.ProtocolError("the hello names another one than the certificate")
         return RunnerLink(uid, hello, writer)
 
-    async def _dispatch(self, link: RunnerLink, frame: wire.Frame) -> None:
+    async def _dispatch(
+        self,
+        link: RunnerLink,
+        frame: wire.Frame,
+        said: Callable[[RunnerLink, dict[str, Any]], Awaitable[None]],
+    ) -> None:
         if frame.kind == wire.CONTROL:
             message = json.loads(frame.payload)
             if message.get("type") == "answer":
                 link.answered(message)
             else:
-                await self._on_message(link, message)
+                await said(link, message)
         else:
             link.route(frame)
 
@@ -257,9 +281,21 @@ def _notice_dead_peers(writer: asyncio.StreamWriter) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def _pod_of(writer: asyncio.StreamWriter) -> PodUid:
+def _introduced(uid: PodUid, hello: dict[str, Any]) -> str:
+    """Whom the hello names, in the form of a link's uid."""
+    if uid == GATEWAY:
+        return GATEWAY if hello.get("gateway") else ""
+    return f"{NODE_PREFIX}{hello.get('node')}" if uid.startswith(NODE_PREFIX) else str(hello.get("pod_uid"))
+
+
+def _peer_of(writer: asyncio.StreamWriter) -> PodUid:
+    """The pod, the gateway or (with NODE_PREFIX) the allocation node that the certificate speaks for."""
     certificate = writer.get_extra_info("peercert") or {}
     names = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
+    if names == [GATEWAY_NAME]:
+        return GATEWAY
+    if len(names) == 1 and names[0].startswith(NODE_NAME_PREFIX):
+        return PodUid(NODE_PREFIX + names[0].removeprefix(NODE_NAME_PREFIX))
     if len(names) != 1 or not names[0].startswith(POD_NAME_PREFIX):
         raise wire.ProtocolError("the certificate names no pod")
     return PodUid(names[0].removeprefix(POD_NAME_PREFIX))

@@ -11,11 +11,12 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from slurmlet.base.clock import micro_time, rfc3339
+from slurmlet.base.clock import rfc3339
 from slurmlet.base.errors import SlurmletError
+from slurmlet.hub.noderecords import NODES, NodeRecords
 from slurmlet.hub.settings import Settings
 from slurmlet.images.store import Image
-from slurmlet.kube.client import STRATEGIC, ApiClient, ApiError
+from slurmlet.kube.client import ApiClient, ApiError
 from slurmlet.kube.events import EventRecorder
 from slurmlet.kube.reflecting import Reflector
 from slurmlet.model import nodes
@@ -23,10 +24,7 @@ from slurmlet.model.slurmfacts import Partition
 from slurmlet.slurm.client import Scheduler
 
 log = logging.getLogger(__name__)
-_NODES = "/api/v1/nodes"
-_LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 _OURS = f"{nodes.KIND_LABEL}=partition"
-_NOT_READY = "node.kubernetes.io/not-ready"
 # As often as a kubelet writes an unchanged status.
 _STATUS_REFRESH_S = 300.0
 
@@ -53,9 +51,9 @@ class NodeKeeper:
         self._partitions: dict[str, Partition] = {}  # by node name
         self._written: dict[str, tuple[Partition, list[Obj], float]] = {}
         self._objects: dict[str, Obj] = {}
-        self._leases: set[str] = set()
+        self._records = NodeRecords(client, settings.lease_s)
         self._vanished = asyncio.Event()
-        self._reflector = Reflector(client, _NODES, self._changed, labelSelector=_OURS)
+        self._reflector = Reflector(client, NODES, self._changed, labelSelector=_OURS)
 
     def partition_of(self, node: str) -> Partition | None:
         return self._partitions.get(node)
@@ -82,7 +80,7 @@ class NodeKeeper:
         if name in self._partitions:
             log.info("node %s was deleted, but its partition is there: registering it again", name)
             self._written.pop(name, None)
-            self._leases.discard(name)
+            self._records.forget(name)
             self._vanished.set()
 
     async def run(self) -> None:
@@ -133,82 +131,27 @@ class NodeKeeper:
         now_s = asyncio.get_running_loop().time()
         if (written, images) == (partition, self._images) and now_s - when < _STATUS_REFRESH_S:
             return
-        node = await self._make(name, partition)
+        node = self._objects[name] = await self._records.make(nodes.node_object(partition, name))
         status = nodes.node_status(
             partition, name, self._hub, rfc3339(), node.get("status") or {}, self._images
         )
-        node = await self._client.patch(f"{_NODES}/{name}/status", {"status": status}, STRATEGIC)
-        if nodes.ready(partition)[0]:
-            await self._clear_not_ready(node)
+        await self._records.describe(name, status, nodes.ready(partition)[0])
         if written is not None and nodes.ready(written)[:2] != nodes.ready(partition)[:2]:
             is_ready, reason, message = nodes.ready(partition)
             self._events.node_event(name, "Normal" if is_ready else "Warning", reason, message)
         self._written[name] = (partition, self._images, now_s)
 
-    async def _make(self, name: str, partition: Partition) -> Obj:
-        wanted = nodes.node_object(partition, name)
-        try:
-            node = await self._client.create(_NODES, wanted)
-        except ApiError as error:
-            if error.status != 409:
-                raise
-            # Ours again after a restart: labels follow Slurm; taints and cordon stay as people set them.
-            node = await self._client.patch(f"{_NODES}/{name}", {"metadata": wanted["metadata"]})
-        self._objects[name] = node
-        return node
-
-    async def _clear_not_ready(self, node: Obj) -> None:
-        """The API server taints every new node; the node controller would take the taint away seconds later."""
-        taints = (node.get("spec") or {}).get("taints") or []
-        kept = [taint for taint in taints if taint["key"] != _NOT_READY]
-        if kept == taints:
-            return
-        # With the version: a taint that a cordon adds in this moment must not be lost. The node controller does the
-        # rest where we come too late.
-        metadata = {"resourceVersion": node["metadata"]["resourceVersion"]}
-        try:
-            path = f"{_NODES}/{node['metadata']['name']}"
-            await self._client.patch(path, {"metadata": metadata, "spec": {"taints": kept}})
-        except ApiError as error:
-            if error.status != 409:
-                raise
-
     async def _remove_others(self) -> None:
         """Nodes of partitions that are gone (or no longer chosen), known by our label."""
-        listed = await self._client.get(_NODES, labelSelector=_OURS)
+        listed = await self._client.get(NODES, labelSelector=_OURS)
         for node in listed.get("items") or ():
             name = node["metadata"]["name"]
             if name in self._partitions:
                 continue
             log.info("node %s: its partition is gone", name)
-            await self._client.delete(f"{_NODES}/{name}", {})
+            await self._records.remove(name)
             self._written.pop(name, None)
-            self._leases.discard(name)
 
     async def _renew(self, name: str) -> None:
-        lease: Obj = {
-            "metadata": {"name": name, "namespace": "kube-node-lease"},
-            "spec": {
-                "holderIdentity": name,
-                "leaseDurationSeconds": self._settings.lease_s,
-                "renewTime": micro_time(),
-            },
-        }
-        if name in self._objects:
-            uid = self._objects[name]["metadata"]["uid"]
-            owner = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": uid}
-            lease["metadata"]["ownerReferences"] = [owner]
-        if name in self._leases:
-            try:
-                await self._client.patch(f"{_LEASES}/{name}", lease)
-                return
-            except ApiError as error:
-                if error.status != 404:
-                    raise
-        try:
-            await self._client.create(_LEASES, lease)
-        except ApiError as error:
-            if error.status != 409:
-                raise
-            await self._client.patch(f"{_LEASES}/{name}", lease)
-        self._leases.add(name)
+        known = self._objects.get(name)
+        await self._records.renew(name, known["metadata"]["uid"] if known else None)

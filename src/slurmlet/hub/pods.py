@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from slurmlet.base.errors import SlurmletError
-from slurmlet.hub.links import RunnerLink
+from slurmlet.hub.links import GATEWAY, RunnerLink
+from slurmlet.hub.network.networking import MESSAGES
 from slurmlet.hub.tools import Tools
 from slurmlet.hub.worker import PodWorker
 from slurmlet.model import jobstates
@@ -34,6 +35,8 @@ class Pods:
     def changed(self, pod: Obj, gone: bool) -> None:
         """The reflector's callback."""
         uid = PodUid(pod["metadata"]["uid"])
+        if self._tools.network is not None:
+            self._tools.network.pod_changed(pod, gone)
         worker = self._workers.get(uid)
         if worker is not None:
             worker.update(pod, gone)
@@ -47,6 +50,8 @@ class Pods:
         # Before Slurm's first answer a running job could be taken for a missing one, and submitted twice.
         await self._ready.wait()
         await worker.run()
+        if self._tools.network is not None:
+            self._tools.network.released(worker.state.uid)
         del self._workers[worker.state.uid]
         if self._by_name.get(_name(worker.state.pod)) is worker:
             del self._by_name[_name(worker.state.pod)]
@@ -55,6 +60,12 @@ class Pods:
         self._ready.set()
         for worker in self._workers.values():
             worker.nudge()
+
+    def news_of(self, uid: PodUid) -> None:
+        """An agent told something about a pod."""
+        worker = self._workers.get(uid)
+        if worker is not None:
+            worker.news()
 
     def busy(self) -> bool:
         return any(worker.state.needs_slurm for worker in self._workers.values())
@@ -68,6 +79,8 @@ class Pods:
     # Runners
 
     async def link_came(self, link: RunnerLink) -> None:
+        if link.uid == GATEWAY:
+            return
         worker = self._workers.get(link.uid)
         if worker is None:
             log.info("a runner of pod %s dialled in, but the pod is gone", link.uid)
@@ -77,12 +90,19 @@ class Pods:
 
     async def link_said(self, link: RunnerLink, message: Obj) -> None:
         worker = self._workers.get(link.uid)
-        if worker is not None:
+        if message["type"] in MESSAGES:
+            if self._tools.network is not None and (worker is not None or link.uid == GATEWAY):
+                self._tools.network.heard(link, worker.state.pod if worker is not None else None, message)
+            if self._tools.network is not None and worker is not None:
+                worker.placed(self._tools.network.known_address(link.uid))
+        elif worker is not None:
             await worker.heard(link, message)
         elif message["type"] == "bye":
             await link.tell("ack", seq=message["seq"])
 
     def link_ended(self, link: RunnerLink) -> None:
+        if self._tools.network is not None:
+            self._tools.network.link_ended(link)
         worker = self._workers.get(link.uid)
         if worker is not None:
             worker.detach(link)

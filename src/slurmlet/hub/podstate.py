@@ -114,7 +114,14 @@ class PodState:
             return False
         return self.link is None or self.deleting or self.gone or self.runner_done
 
-    def take_newer(self, pod: Obj) -> None:
-        """Answers and watch events overtake each other; versions tell which is newer."""
-        if int(pod["metadata"]["resourceVersion"]) >= int(self.pod["metadata"]["resourceVersion"]):
+    def drop_prepared(self) -> None:
+        self.prepared = None
+
+    def take_newer(self, pod: Obj, same: bool = True) -> None:
+        """Answers and watch events overtake each other; versions tell which is newer.
+
+        `same`: take it also where the version is known already. The watch's copy is the smaller one to keep.
+        """
+        version, known = (int(one["metadata"]["resourceVersion"]) for one in (pod, self.pod))
+        if version > known or (same and version == known):
             self.pod = pod

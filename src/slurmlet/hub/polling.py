@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import pwd
+import time
 from collections.abc import Callable, Iterable
 
 from slurmlet.base.errors import SlurmletError
@@ -22,6 +23,8 @@ from slurmlet.slurm.client import Scheduler
 log = logging.getLogger(__name__)
 # Two looks are never closer than this, however many ask.
 _SHORTEST_S = 0.15
+# … nor closer than this many times what the last one took.
+_REST_PER_LOOK = 3.0
 
 
 class SlurmWatch:
@@ -34,6 +37,7 @@ class SlurmWatch:
         self._jobs: dict[PodUid, Job] = {}
         self._by_id: dict[JobId, Job] = {}
         self._ended: dict[JobId, Fate] = {}
+        self._accounting = _Accounting(slurm)
         self._wanted = asyncio.Event()
         self._looked = asyncio.Condition()
         self._begun = 0
@@ -76,16 +80,21 @@ class SlurmWatch:
             self._wanted.set()
             await self._looked.wait_for(lambda: self.looked_since(mark))
 
-    async def fate(self, job_id: JobId) -> Fate | None:
-        """What became of a job; None while nobody can say (Slurm is away)."""
+    async def fate(self, job_id: JobId, ended_well: bool = False) -> Fate | None:
+        """What became of a job; None while nobody can say (Slurm is away).
+
+        `ended_well`: its runner told the end of it. When squeue says no other, accounting is not asked.
+        """
         known = self._ended.get(job_id)
         if known is not None:
             return known
         in_queue = self._by_id.get(job_id)
         if in_queue is not None and not jobstates.is_over(in_queue.state):
             return jobstates.fate_of(in_queue)
+        if in_queue is not None and ended_well and (fate := jobstates.fate_of(in_queue)).by_itself:
+            return fate
         try:
-            ended = (await asyncio.to_thread(self._slurm.ended, [job_id])).get(job_id)
+            ended = await self._accounting.of(job_id)
         except SlurmletError as error:
             log.warning("how job %s ended is not known yet: %s", job_id, error.message)
             return None
@@ -101,6 +110,7 @@ class SlurmWatch:
         while True:
             self._wanted.clear()
             self._begun += 1
+            began_s = time.monotonic()
             try:
                 listed = await asyncio.to_thread(self._slurm.jobs)
                 self._take(listed)
@@ -112,12 +122,16 @@ class SlurmWatch:
                 self._completed = self._begun
                 self._looked.notify_all()
             self._on_look()
-            await asyncio.sleep(_SHORTEST_S)
-            interval_s = self._settings.busy_poll_s if self.busy() else self._settings.calm_poll_s
-            try:
-                await asyncio.wait_for(self._wanted.wait(), interval_s)
-            except TimeoutError:
-                pass
+            await self._rest(time.monotonic() - began_s)
+
+    async def _rest(self, look_s: float) -> None:
+        """Until the next look is due. With thousands of jobs a look is dear, to us and to slurmctld."""
+        await asyncio.sleep(max(_SHORTEST_S, _REST_PER_LOOK * look_s))
+        interval_s = self._settings.busy_poll_s if self.busy() else self._settings.calm_poll_s
+        try:
+            await asyncio.wait_for(self._wanted.wait(), interval_s)
+        except TimeoutError:
+            pass
 
     def _take(self, listed: Iterable[Job]) -> None:
         found: dict[PodUid, Job] = {}
@@ -132,6 +146,35 @@ class SlurmWatch:
                 found[uid] = job
         self._jobs = found
         self._by_id = by_id
+
+
+class _Accounting:
+    """How jobs ended. Those asked about while an answer is under way are asked about together, in the next question."""
+
+    def __init__(self, slurm: Scheduler) -> None:
+        self._slurm = slurm
+        self._asked: dict[JobId, asyncio.Future[EndedJob | None]] = {}
+        self._turn = asyncio.Lock()
+
+    async def of(self, job_id: JobId) -> EndedJob | None:
+        answer = self._asked.get(job_id)
+        if answer is None:
+            answer = self._asked[job_id] = asyncio.get_running_loop().create_future()
+        async with self._turn:
+            if not answer.done():
+                await self._ask()
+        return await answer
+
+    async def _ask(self) -> None:
+        asked, self._asked = self._asked, {}
+        try:
+            ended = await asyncio.to_thread(self._slurm.ended, list(asked))
+        except SlurmletError as error:
+            for answer in asked.values():
+                answer.set_exception(error)
+        else:
+            for job_id, answer in asked.items():
+                answer.set_result(ended.get(job_id))
 
 
 def _rank(job: Job) -> tuple[bool, int]:

@@ -2,21 +2,59 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
 from slurmlet.base.clock import rfc3339
 from slurmlet.hub.podstate import PodState
 from slurmlet.kube.client import STRATEGIC, ApiClient, ApiError
+from slurmlet.model.jobs import HOST_ANNOTATION, JOB_ID_ANNOTATION
 from slurmlet.model.status import Facts, pod_status
 
-log = logging.getLogger(__name__)
+Obj = dict[str, Any]
+# Annotations that do not wait for the next change of the status.
+_AT_ONCE = {JOB_ID_ANNOTATION}
 
 
-async def write_status(client: ApiClient, state: PodState) -> None:
-    """Patch the status to what is known now; nothing is sent when nothing changed."""
-    status = pod_status(
+async def write_status(client: ApiClient, state: PodState, only_if_latest: bool = False) -> None:
+    """Patch the status to what is known now, annotations with it; nothing is sent when nothing changed.
+
+    `only_if_latest`: not over a version of the object that is newer than the one known here (ApiError 409).
+    """
+    if _change(state, only_if_latest) is not None:
+        # Asked again when it is sent: in a burst the pod may be further by then, and one write tells it all.
+        newer = await client.patch_latest(
+            f"{state.path}/status", lambda: _change(state, only_if_latest), STRATEGIC
+        )
+        if newer is not None:
+            state.take_newer(newer, same=False)
+
+
+def _change(state: PodState, only_if_latest: bool) -> Obj | None:
+    """The patch that brings the object up to date; None when it is."""
+    status = _status(state)
+    notes = _notes(state)
+    if unchanged(status, state.pod.get("status") or {}) and not notes.keys() & _AT_ONCE:
+        return None
+    # The status endpoint takes annotations too: one write instead of two.
+    metadata: Obj = {"uid": state.uid, "annotations": notes}
+    if only_if_latest:
+        metadata["resourceVersion"] = state.pod["metadata"]["resourceVersion"]
+    return {"metadata": metadata, "status": status}
+
+
+def _notes(state: PodState) -> dict[str, str]:
+    """Annotations for people to read that are not yet as they should be."""
+    told = {
+        JOB_ID_ANNOTATION: str(state.job_id or ""),
+        HOST_ANNOTATION: state.place.host if state.place is not None else "",
+    }
+    written = state.pod["metadata"].get("annotations") or {}
+    return {key: value for key, value in told.items() if value and written.get(key) != value}
+
+
+def _status(state: PodState) -> Obj:
+    return pod_status(
         Facts(
             pod=state.pod,
             now=rfc3339(),
@@ -31,22 +69,6 @@ async def write_status(client: ApiClient, state: PodState) -> None:
             image_ids={name: image.repo_digest for name, image in state.images.items()},
         )
     )
-    if unchanged(status, state.pod.get("status") or {}):
-        return
-    change = {"metadata": {"uid": state.uid}, "status": status}
-    state.take_newer(await client.patch(f"{state.path}/status", change, STRATEGIC))
-
-
-async def annotate(client: ApiClient, state: PodState, annotations: Mapping[str, str]) -> None:
-    """For people to read; a pod runs without it, so a failure is only logged."""
-    known = state.pod["metadata"].get("annotations") or {}
-    if all(known.get(key) == value for key, value in annotations.items()):
-        return
-    try:
-        change = {"metadata": {"uid": state.uid, "annotations": dict(annotations)}}
-        state.take_newer(await client.patch(state.path, change))
-    except ApiError as error:
-        log.warning("pod %s: annotation not written: %s", state.name, error.message)
 
 
 async def delete_object(client: ApiClient, state: PodState) -> None:

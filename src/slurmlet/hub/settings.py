@@ -6,10 +6,12 @@ import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from slurmlet.base.errors import SlurmletError
 from slurmlet.base.files import read_json
 from slurmlet.base.layout import ClusterFiles
+from slurmlet.model.podnetwork import PodNetwork
 
 SERVER_NAME = "hub.slurmlet"
 # In kube-system; its name is in the hub's certificate (controlplane/pki.py).
@@ -24,8 +26,12 @@ class Settings:
     kubernetes_version: str
     api_address: str
     api_port: int
-    partitions: frozenset[str] | None  # None: all of the site's
+    partitions: frozenset[str] | None  # None: all of the site's; empty: no partition nodes at all
     host: str
+    # None in a cluster that was brought up before pods had a network of their own: the next `up` gives it one.
+    network: PodNetwork | None = None
+    # A cluster inside one Slurm job: when the hub is told to end, everything is.
+    ephemeral: bool = False
     # Slurm is asked this often while some job needs watching, and this often when all is quiet.
     busy_poll_s: float = 1.0
     calm_poll_s: float = 10.0
@@ -35,6 +41,8 @@ class Settings:
     partition_poll_s: float = 10.0
     sbatch_at_once: int = 8
     pulls_at_once: int = 3
+    # To the API server, about pods. Few: what waits here does not stand in the way of people's own requests there.
+    requests_at_once: int = 6
 
     @property
     def api_url(self) -> str:
@@ -56,7 +64,16 @@ def load(directory: Path) -> Settings:
         kubernetes_version=config["kubernetes"],
         api_address=config["api_address"],
         api_port=int(config["api_port"]),
-        partitions=frozenset(partitions) if partitions else None,
+        partitions=frozenset(partitions) if partitions is not None else None,
         host=socket.gethostname(),
+        ephemeral=bool(config.get("ephemeral")),
+        network=_network(ClusterFiles(directory), config),
         busy_poll_s=float(os.environ.get("SLURMLET_POLL_S", "1.0")),
     )
+
+
+def _network(files: ClusterFiles, config: dict[str, Any]) -> PodNetwork | None:
+    key = files.pki / "overlay.key"
+    if not config.get("pod_range") or not key.exists():
+        return None
+    return PodNetwork(config["pod_range"], config["service_range"], key.read_text().strip())

@@ -5,22 +5,24 @@ What the pod waits for (an image, a config map) it waits for here, before it hol
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
+from dataclasses import replace
 
 from slurmlet.base.errors import RefusedPod
 from slurmlet.base.processes import CommandError
-from slurmlet.hub.gathering import gather
+from slurmlet.hub.gathering import add_tokens, gather
 from slurmlet.hub.imaging import ImageProblem
 from slurmlet.hub.links import RunnerLink
+from slurmlet.hub.network.allocating import NoAddressLeft
 from slurmlet.hub.podstate import PodState
 from slurmlet.hub.refreshing import record_plan
-from slurmlet.hub.reporting import annotate
 from slurmlet.hub.tools import Tools
 from slurmlet.model import admission
 from slurmlet.model.downward import Place
-from slurmlet.model.jobs import HOST_ANNOTATION, JOB_ID_ANNOTATION
 from slurmlet.model.plan import PlannedImage, Setting, check_containers, check_sources, pod_plan
+from slurmlet.model.podnetwork import uses_host_network
 from slurmlet.model.sources import MissingSource, Sources
 
 log = logging.getLogger(__name__)
@@ -33,11 +35,9 @@ _FRESH_S = 10.0
 
 async def start(tools: Tools, state: PodState) -> float | None:
     """Sets `job_id` on success; else what the pod waits for, and returns when to try again (None: never)."""
-    partition = tools.nodes.partition_of(state.node)
+    lane = tools.lanes.of(state.node)
     if state.refused is not None:
         return None
-    if partition is None:
-        return _RETRY_S
     if (wait_s := tools.pacer.wait_s(state.pod)) > 0:
         text = "back-off: earlier pods of the same owner ended before they could start"
         state.waiting = {"": ("CrashLoopBackOff", text)}
@@ -45,8 +45,11 @@ async def start(tools: Tools, state: PodState) -> float | None:
         return wait_s
     try:
         admission.check(state.pod)
-        request = tools.submitter.request(state.pod, partition.name)
+        order = lane.order(state)
+        if order is None:
+            return _RETRY_S
         # A pod that waits for a config map or secret waits before it has a job, not inside one.
+        read_s = time.monotonic()
         sources = await gather(tools.client, state.pod, with_tokens=False)
         check_sources(state.pod, sources)
         state.images = await tools.images.ensure(state.pod, state.backoff)
@@ -54,8 +57,7 @@ async def start(tools: Tools, state: PodState) -> float | None:
         state.waiting = {}
         if state.deleting or state.gone:
             return 0
-        state.job_id = await tools.submitter.submit(state.uid, request)
-        state.mark = tools.watch.mark
+        state.job_id = await order.place()
     except CommandError as error:
         return _wait_for_slurm(tools, state, error)
     except RefusedPod as error:
@@ -68,15 +70,15 @@ async def start(tools: Tools, state: PodState) -> float | None:
         return problem.retry_s
     except MissingSource as missing:
         return _wait_for_source(tools, state, missing)
-    tools.watch.poke()
-    log.info("pod %s: submitted as Slurm job %s", state.name, state.job_id)
-    text = f"Submitted as Slurm job {state.job_id} to partition {partition.name}"
-    tools.events.pod_event(state.pod, "Normal", "Submitted", text)
-    for note in request.notes:
+    reason, text = order.told(state.job_id)
+    log.info("pod %s: %s", state.name, text)
+    tools.events.pod_event(state.pod, "Normal", reason, text)
+    for note in order.notes:
         tools.events.pod_event(state.pod, "Warning", "AnnotationWithoutEffect", note)
-    await annotate(tools.client, state, {JOB_ID_ANNOTATION: state.job_id})
     # While Slurm looks for a place: what the plan will need, so that the runner gets it without a wait.
-    state.prepared = time.monotonic(), await gather(tools.client, state.pod, with_tokens=True)
+    state.prepared = read_s, await add_tokens(tools.client, state.pod, sources)
+    # A pod may be queued for days: what it will then read anew need not fill the hub's memory.
+    asyncio.get_running_loop().call_later(_FRESH_S, state.drop_prepared)
     return None
 
 
@@ -86,7 +88,12 @@ async def send_plan(tools: Tools, state: PodState, link: RunnerLink) -> float | 
         sources = await _sources(tools, state)
         if not state.images:
             state.images = await tools.images.stored(state.pod)
+        await _place(tools, state)
         plan = pod_plan(state.pod, await setting_of(tools, state, sources))
+    except NoAddressLeft as error:
+        tools.events.pod_event(state.pod, "Warning", error.reason, f"{error.message}. {error.hint}")
+        state.waiting = {"": (error.reason, error.message)}
+        return _LATEST_S
     except MissingSource as missing:
         return _wait_for_source(tools, state, missing)
     except ImageProblem as problem:
@@ -103,8 +110,6 @@ async def send_plan(tools: Tools, state: PodState, link: RunnerLink) -> float | 
     state.prepared = None
     log.info("pod %s: its runner has the plan", state.name)
     tools.pacer.started(state.pod)
-    if state.place is not None:
-        await annotate(tools.client, state, {HOST_ANNOTATION: state.place.host})
     return None
 
 
@@ -112,12 +117,26 @@ async def setting_of(tools: Tools, state: PodState, sources: Sources) -> Setting
     """What the plan is made from, as far as it is known now."""
     settings = tools.settings
     images = {
-        name: PlannedImage(image.repo_digest, str(image.directory), image.config.get("config") or {})
+        name: PlannedImage(image.repo_digest, str(image.directory), tools.images.config(image))
         for name, image in state.images.items()
     }
     links = state.pod["spec"].get("enableServiceLinks") is not False
-    services = await tools.services.variables(state.pod["metadata"]["namespace"], links)
-    return Setting(settings.cluster, images, sources, state.place or Place(), services)
+    services = await tools.services.variables(
+        state.pod["metadata"]["namespace"], links, uses_host_network(state.pod)
+    )
+    policy = tools.network.policies.of(state.uid) if tools.network is not None else None
+    return Setting(
+        settings.cluster, images, sources, state.place or Place(), services, settings.network, policy
+    )
+
+
+async def _place(tools: Tools, state: PodState) -> None:
+    """Give the pod an address of its own, if it is to have one. Raises NoAddressLeft."""
+    if tools.network is None or uses_host_network(state.pod) or state.place is None:
+        return
+    state.place = replace(state.place, own_ip=tools.network.address(state.pod))
+    # The plan carries the policies that hold for the pod: none may be missed because this hub is new.
+    await tools.network.policies.ready.wait()
 
 
 async def _sources(tools: Tools, state: PodState) -> Sources:

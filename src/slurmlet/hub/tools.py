@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from slurmlet.hub.allocations.lanes import Lanes
 from slurmlet.hub.imaging import Images
+from slurmlet.hub.network.networking import Network
 from slurmlet.hub.nodes import NodeKeeper
+from slurmlet.hub.noting import Notes
 from slurmlet.hub.pacing import Pacer
 from slurmlet.hub.polling import SlurmWatch
 from slurmlet.hub.services import Services
@@ -27,4 +30,8 @@ class Tools:
     submitter: Submitter
     nodes: NodeKeeper
     pacer: Pacer
+    notes: Notes
     services: Services
+    lanes: Lanes
+    # None in a cluster whose pods share the network of their host.
+    network: Network | None

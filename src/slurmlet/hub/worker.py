@@ -11,21 +11,27 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from slurmlet.base.clock import rfc3339
 from slurmlet.base.errors import SlurmletError
 from slurmlet.base.files import read_json
 from slurmlet.hub import ending, starting
 from slurmlet.hub.debugging import send_ephemeral
 from slurmlet.hub.links import LinkLost, RunnerLink
 from slurmlet.hub.podstate import PodState
+from slurmlet.hub.redefining import changed_containers, send_changed
 from slurmlet.hub.reporting import write_status
 from slurmlet.hub.tools import Tools
 from slurmlet.kube.client import ApiError
 from slurmlet.model import jobstates
 from slurmlet.model.downward import Place
 from slurmlet.model.ids import JobId
+from slurmlet.model.podnetwork import uses_host_network
 from slurmlet.model.resizing import is_new_resize, resize_event
+from slurmlet.model.slurmfacts import Job
+from slurmlet.model.status import seconds_until_queued
 
 log = logging.getLogger(__name__)
 Obj = dict[str, Any]
@@ -42,10 +48,11 @@ class PodWorker:
         self._tools = tools
         self.state = PodState(pod)
         self._wake = asyncio.Event()
-        self._linked = asyncio.Event()
+        self._linked: asyncio.Event | None = None  # while somebody waits for a link
         self._finished = False
         self._verdict_asked_s: float | None = None
         self._pending_told = ""
+        self._seen_job: Job | None = None  # at the last look that counts
 
     # What wakes the worker
 
@@ -63,12 +70,13 @@ class PodWorker:
         if state.link is not None:
             state.link.end()
         state.link = link
-        partition = self._tools.nodes.partition_of(state.node)
+        size = self._tools.lanes.of(state.node).size(state.node)
         state.place = Place(
             host_ip=str(hello.get("host_ip") or ""),
             host=str(hello.get("host") or ""),
-            node_cpus=partition.cpus_per_node if partition else 1,
-            node_memory_bytes=(partition.memory_mb_per_node if partition else 0) << 20,
+            node_cpus=size.cpus,
+            node_memory_bytes=size.memory_bytes,
+            own_ip=self._own_ip(link),
         )
         if hello.get("report"):
             state.report = hello["report"]
@@ -78,8 +86,23 @@ class PodWorker:
             state.job_id, state.fate = told, None
         state.stop_sent_grace_s = None
         log.info("pod %s: runner of job %s dialled in from %s", state.name, state.job_id, state.place.host)
-        self._linked.set()
+        if self._linked is not None:
+            self._linked.set()
         self._wake.set()
+
+    def _own_ip(self, link: RunnerLink) -> str | None:
+        state, network = self.state, self._tools.network
+        if network is None or uses_host_network(state.pod):
+            return ""
+        # One that runs since before there was a pod network keeps the address that its status shows.
+        shown = (state.pod.get("status") or {}).get("podIP") if link.has_pod else None
+        return network.known_address(state.uid) or shown
+
+    def placed(self, ip: str) -> None:
+        """The runner told the address it has: news to a hub that was started anew."""
+        if self.state.place is not None and self.state.place.own_ip != ip:
+            self.state.place = replace(self.state.place, own_ip=ip)
+            self._wake.set()
 
     async def heard(self, link: RunnerLink, message: Mapping[str, Any]) -> None:
         """A control message of the runner."""
@@ -96,23 +119,35 @@ class PodWorker:
     def detach(self, link: RunnerLink) -> None:
         if self.state.link is link:
             self.state.link = None
-            self._linked.clear()
             self._tools.watch.poke()
             self._wake.set()
 
     def nudge(self) -> None:
         """Slurm was looked at. A job that is over outweighs a link that still seems to live."""
-        job = self._tools.watch.job(self.state.uid)
-        ended = job is not None and jobstates.is_over(job.state) and not self.state.job_over
-        if self.state.needs_slurm or self.state.gone or ended:
+        state, watch = self.state, self._tools.watch
+        job = watch.job(state.uid)
+        if job is not None and not jobstates.is_over(job.state):
+            # Thousands may wait in the queue: only those it has news for are worth a turn.
+            news = job != self._seen_job or state.deleting or state.gone
+            self._seen_job = job if watch.looked_since(state.mark) else None
+        else:
+            news = state.needs_slurm or state.gone or (job is not None and not state.job_over)
+        if news:
             self._wake.set()
+
+    def news(self) -> None:
+        """The agent of the pod's node told something about it."""
+        self._wake.set()
 
     async def linked(self, timeout_s: float) -> RunnerLink | None:
         """The runner's link, waiting a moment for one that is about to dial in."""
-        try:
-            await asyncio.wait_for(self._linked.wait(), timeout_s)
-        except TimeoutError:
-            return None
+        if self.state.live_link is None:
+            self._linked = self._linked or asyncio.Event()
+            try:
+                await asyncio.wait_for(self._linked.wait(), timeout_s)
+            except TimeoutError:
+                return None
+            self._linked = None
         return self.state.live_link
 
     # The work
@@ -161,6 +196,8 @@ class PodWorker:
         if state.deleting:
             return await ending.end(tools, state)
         if state.terminal:
+            if tools.network is not None and (state.job_id is None or state.job_over):
+                tools.network.released(state.uid)
             return await ending.linger(tools, state)
         if state.deadline_s is not None and state.deadline_s <= 0:
             return await ending.expire(tools, state)
@@ -178,13 +215,13 @@ class PodWorker:
 
     async def _learn(self) -> None:
         """Bring together what Slurm and the pod's directory know."""
-        state, watch = self.state, self._tools.watch
+        state, lane = self.state, self._tools.lanes.of(self.state.node)
         if state.job_id is None:
-            state.job_id = self._tools.submitter.known_job(state.uid)
-        if state.job_id is None or not watch.looked_since(state.mark):
+            state.job_id = lane.known(state.uid)
+        if state.job_id is None or not lane.settled(state):
             return
         if not state.job_over:
-            state.fate = await watch.fate(state.job_id) or state.fate
+            state.fate = await lane.fate(state) or state.fate
         # Also by a hub that was started anew: until the runner dials in again, its file is what is known.
         if not state.runner_done and (state.job_over or state.report is None):
             path = self._tools.settings.files.pod(state.uid).report
@@ -205,14 +242,24 @@ class PodWorker:
             text = resize_event(state.pod)
             self._tools.events.pod_event(state.pod, "Warning", "ResizeInfeasible", text)
         delay_s = None
-        if (
-            state.live_link is not None
-            and not state.runner_done
-            and state.pod["spec"].get("ephemeralContainers")
-        ):
-            delay_s = await send_ephemeral(self._tools, state, state.live_link)
-        await write_status(self._tools.client, state)
+        if state.live_link is not None and not state.runner_done:
+            delay_s = await self._send_news(state.live_link)
+        if state.queued:
+            self._tools.notes.add(state)
+        else:
+            await write_status(self._tools.client, state)
+        if delay_s is None and state.queued:
+            delay_s = seconds_until_queued(state.pod, rfc3339())
         return delay_s
+
+    async def _send_news(self, link: RunnerLink) -> float | None:
+        """What came to the spec since the runner got it; seconds until another try is due."""
+        state, delays = self.state, []
+        if state.pod["spec"].get("ephemeralContainers"):
+            delays.append(await send_ephemeral(self._tools, state, link))
+        if changed_containers(state.pod, state.report, link.redefined):
+            delays.append(await send_changed(self._tools, state, link))
+        return min((delay_s for delay_s in delays if delay_s is not None), default=None)
 
     def _tell_pending(self) -> None:
         state = self.state

@@ -6,6 +6,7 @@ would drop (docs/decisions/0009). Writes are patches or creates, never read-modi
 
 from __future__ import annotations
 
+import asyncio
 import json
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -23,6 +24,8 @@ STRATEGIC = "application/strategic-merge-patch+json"
 METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 REQUEST_TIMEOUT_S = 30.0
+# Requests of one client under way at the same time, watches aside.
+AT_ONCE = 64
 # The server ends a watch by itself after this; we allow some more before calling the connection dead.
 WATCH_S = 300
 
@@ -39,7 +42,11 @@ class ApiError(SlurmletError):
 
 
 class ApiClient:
-    """One user of the API server, known by its client certificate."""
+    """One user of the API server, known by its client certificate.
+
+    `at_once`: more requests than this wait here, in their order. A server that has only a share of a busy host works off
+    what it was given all at the same time, and somebody's `kubectl exec` would stand behind a whole burst of pods.
+    """
 
     def __init__(
         self,
@@ -48,8 +55,11 @@ class ApiClient:
         certificate: Path,
         key: Path,
         on_answer: Callable[[str, int], None] = lambda _method, _status: None,
+        at_once: int = AT_ONCE,
     ) -> None:
         self._server = server
+        self._slots = asyncio.Semaphore(at_once)
+        self._unsent: dict[str, asyncio.Task[Obj]] = {}  # reads that still wait for a slot
         self._on_answer = on_answer
         self._ssl = ssl.create_default_context(cafile=str(ca))
         self._ssl.load_cert_chain(str(certificate), str(key))
@@ -58,7 +68,7 @@ class ApiClient:
     async def __aenter__(self) -> ApiClient:
         self._session = aiohttp.ClientSession(
             base_url=self._server,
-            connector=aiohttp.TCPConnector(ssl=self._ssl, limit=64),
+            connector=aiohttp.TCPConnector(ssl=self._ssl, limit=0),
             timeout=aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S),
             headers={"Accept": "application/json", "User-Agent": "slurmlet-hub"},
         )
@@ -71,11 +81,34 @@ class ApiClient:
     async def get(self, path: str, *, accept: str = "", **query: str) -> Obj:
         return await self._request("GET", path, query=query, accept=accept)
 
+    async def read(self, path: str) -> Obj:
+        """As `get`, but many who ask for the same object at once get one answer; nobody may change it.
+
+        Only a request that has not been sent yet is shared, so an answer is never older than the question.
+        """
+        task = self._unsent.get(path)
+        if task is None:
+            sent = self._unsent.__delitem__
+            work = self._request("GET", path, on_slot=lambda: sent(path))
+            task = self._unsent[path] = asyncio.create_task(work, name=f"read {path}")
+        return await asyncio.shield(task)
+
     async def create(self, path: str, obj: Mapping[str, Any]) -> Obj:
         return await self._request("POST", path, body=obj)
 
     async def patch(self, path: str, change: Mapping[str, Any], kind: str = MERGE) -> Obj:
         return await self._request("PATCH", path, body=change, content_type=kind)
+
+    async def patch_latest(
+        self, path: str, change: Callable[[], Mapping[str, Any] | None], kind: str = MERGE
+    ) -> Obj | None:
+        """Patch with what `change` says at the moment of sending: what happened while it waited for its turn is in it.
+
+        None where by then nothing was left to write.
+        """
+        async with self._slots:
+            body = change()
+            return None if body is None else await self._send("PATCH", path, None, body, kind, "")
 
     async def delete(self, path: str, options: Mapping[str, Any]) -> Obj:
         return await self._request("DELETE", path, body=options)
@@ -110,6 +143,20 @@ class ApiClient:
         body: Mapping[str, Any] | None = None,
         content_type: str = "application/json",
         accept: str = "",
+        on_slot: Callable[[], None] = lambda: None,
+    ) -> Obj:
+        async with self._slots:
+            on_slot()
+            return await self._send(method, path, query, body, content_type, accept)
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None,
+        body: Mapping[str, Any] | None,
+        content_type: str,
+        accept: str,
     ) -> Obj:
         assert self._session is not None
         data = None if body is None else json.dumps(body).encode()

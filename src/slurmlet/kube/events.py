@@ -8,18 +8,35 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from slurmlet.base.clock import rfc3339
 from slurmlet.kube.client import ApiClient, ApiError
 
 log = logging.getLogger(__name__)
 _QUEUE_LIMIT = 2000
-_WRITERS = 4
+_WRITERS = 3
 _REMEMBERED = 5000
 _SAME_WITHIN_S = 600.0
 
 Obj = dict[str, Any]
+
+
+class _Told(NamedTuple):
+    """An event that waits to be written: as little as can be, for a burst of pods makes thousands."""
+
+    involved: Obj
+    namespace: str
+    kind: str
+    reason: str
+    message: str
+    at: str
+
+    @property
+    def key(self) -> int:
+        """Equal for what counts as the same event again."""
+        field = self.involved.get("fieldPath", "")
+        return hash((self.involved["uid"], self.kind, self.reason, self.message, field))
 
 
 class EventRecorder:
@@ -27,11 +44,9 @@ class EventRecorder:
         self._client = client
         self._host = host
         # Several writers keep up with a burst of pods; all about one object goes through one, so order stays.
-        self._queues: list[asyncio.Queue[tuple[Obj, tuple[str, ...]]]] = [
-            asyncio.Queue(_QUEUE_LIMIT) for _ in range(_WRITERS)
-        ]
+        self._queues: list[asyncio.Queue[_Told]] = [asyncio.Queue(_QUEUE_LIMIT) for _ in range(_WRITERS)]
         # key → (name, count, when): an LRU, so that memory stays bounded
-        self._seen: OrderedDict[tuple[str, ...], tuple[str, int, float]] = OrderedDict()
+        self._seen: OrderedDict[int, tuple[str, int, float]] = OrderedDict()
 
     def pod_event(
         self, pod: Mapping[str, Any], kind: str, reason: str, message: str, container: str = ""
@@ -51,10 +66,16 @@ class EventRecorder:
     def core_event(
         self, object_kind: str, obj: Mapping[str, Any], kind: str, reason: str, message: str
     ) -> None:
-        """About any object of the core API; one without a namespace is told of in "default"."""
+        """About any object of the core API."""
+        self.object_event("v1", object_kind, obj, kind, reason, message)
+
+    def object_event(
+        self, api_version: str, object_kind: str, obj: Mapping[str, Any], kind: str, reason: str, message: str
+    ) -> None:
+        """About any object; one without a namespace is told of in "default"."""
         metadata = obj["metadata"]
         involved = {name: metadata[name] for name in ("namespace", "name", "uid") if name in metadata}
-        involved.update(kind=object_kind, apiVersion="v1")
+        involved.update(kind=object_kind, apiVersion=api_version)
         self._put(involved, metadata.get("namespace", "default"), kind, reason, message)
 
     def node_event(self, name: str, kind: str, reason: str, message: str) -> None:
@@ -62,27 +83,9 @@ class EventRecorder:
         self._put(involved, "default", kind, reason, message)
 
     def _put(self, involved: Obj, namespace: str, kind: str, reason: str, message: str) -> None:
-        now = rfc3339()
-        event = {
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {
-                "name": f"{involved['name'][:200].rstrip('-.')}.{uuid.uuid4().hex[:16]}",
-                "namespace": namespace,
-            },
-            "involvedObject": involved,
-            "type": kind,
-            "reason": reason,
-            "message": message[:1024],
-            "source": {"component": "slurmlet", "host": self._host},
-            "firstTimestamp": now,
-            "lastTimestamp": now,
-            "count": 1,
-        }
+        told = _Told(involved, namespace, kind, reason, message, rfc3339())
         try:
-            self._queues[hash(involved["uid"]) % _WRITERS].put_nowait(
-                (event, (involved["uid"], kind, reason, message, involved.get("fieldPath", "")))
-            )
+            self._queues[hash(involved["uid"]) % _WRITERS].put_nowait(told)
         except asyncio.QueueFull:
             log.warning("event dropped, too many at once: %s %s", reason, message)
 
@@ -91,31 +94,49 @@ class EventRecorder:
             for queue in self._queues:
                 writers.create_task(self._write_all(queue), name="event writer")
 
-    async def _write_all(self, queue: asyncio.Queue[tuple[Obj, tuple[str, ...]]]) -> None:
+    async def _write_all(self, queue: asyncio.Queue[_Told]) -> None:
         while True:
-            event, key = await queue.get()
+            told = await queue.get()
             try:
-                await self._write(event, key)
+                await self._write(told)
             except ApiError as error:
-                log.warning("event %s not written: %s", event["reason"], error.message)
+                log.warning("event %s not written: %s", told.reason, error.message)
 
-    async def _write(self, event: Obj, key: tuple[str, ...]) -> None:
-        path = f"/api/v1/namespaces/{event['metadata']['namespace']}/events"
-        name, count, when = self._seen.pop(key, ("", 0, 0.0))
+    async def _write(self, told: _Told) -> None:
+        path = f"/api/v1/namespaces/{told.namespace}/events"
+        name, count, when = self._seen.pop(told.key, ("", 0, 0.0))
         now_s = time.monotonic()
         if name and now_s - when < _SAME_WITHIN_S:
-            self._seen[key] = (name, count + 1, now_s)
+            self._seen[told.key] = (name, count + 1, now_s)
             try:
-                change = {"count": count + 1, "lastTimestamp": event["lastTimestamp"]}
+                change = {"count": count + 1, "lastTimestamp": told.at}
                 await self._client.patch(f"{path}/{name}", change)
                 return
             except ApiError as error:
                 if error.status != 404:
                     raise
-        created = await self._client.create(path, event)
-        self._seen[key] = (created["metadata"]["name"], 1, now_s)
+        created = await self._client.create(path, self._event(told))
+        self._seen[told.key] = (created["metadata"]["name"], 1, now_s)
         if len(self._seen) > _REMEMBERED:
             self._seen.popitem(last=False)
+
+    def _event(self, told: _Told) -> Obj:
+        return {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {
+                "name": f"{told.involved['name'][:200].rstrip('-.')}.{uuid.uuid4().hex[:16]}",
+                "namespace": told.namespace,
+            },
+            "involvedObject": told.involved,
+            "type": told.kind,
+            "reason": told.reason,
+            "message": told.message[:1024],
+            "source": {"component": "slurmlet", "host": self._host},
+            "firstTimestamp": told.at,
+            "lastTimestamp": told.at,
+            "count": 1,
+        }
 
 
 def _list_of(pod: Mapping[str, Any], container: str) -> str:

@@ -73,12 +73,9 @@ def _container(path: str, container: Mapping[str, Any]) -> Iterator[Problem]:
         why = "a rootless container cannot be given block devices"
         yield Problem(f"{path}.volumeDevices", why, "Use a volume with volumeMode Filesystem")
     for number, port in enumerate(container.get("ports") or ()):
-        # With the host's own network a port is the host's as it is; it cannot be another there.
-        if port.get("hostPort") and port["hostPort"] != port["containerPort"]:
-            why = "pods share the network of their host, so a port of the host is the same port in the pod"
-            yield Problem(
-                f"{path}.ports[{number}].hostPort", why, "Make it equal to containerPort, or remove it"
-            )
+        if port.get("hostPort") and port.get("protocol") == "SCTP":
+            field = f"{path}.ports[{number}].hostPort"
+            yield Problem(field, "ports of a host can be served for TCP and UDP only", "Remove it")
     for number, rule in enumerate(container.get("restartPolicyRules") or ()):
         if rule.get("action") not in ("Restart", "RestartAllContainers"):
             field = f"{path}.restartPolicyRules[{number}].action"

@@ -26,10 +26,12 @@ class Place:
     host: str = ""
     node_cpus: int = 1
     node_memory_bytes: int = 0
+    # "": the pod has the network of its host; None: an address of its own, not known yet.
+    own_ip: str | None = ""
 
     @property
     def pod_ip(self) -> str:
-        return self.host_ip  # pods share the host's network until they have one of their own
+        return "" if self.own_ip is None else self.own_ip or self.host_ip
 
 
 def field_value(pod: Mapping[str, Any], path: str, place: Place) -> str:

@@ -114,6 +114,12 @@ def _gres(asked: Mapping[str, Fraction]) -> dict[str, int]:
     return found
 
 
+def asks_for_gpus(container: Mapping[str, Any]) -> bool:
+    """Whether the container is to see the job's GPUs."""
+    asked = _gres(pod_requests({"containers": [container]}))
+    return any(name.partition(":")[0] == "gpu" for name in asked)
+
+
 def gres_name(resource: str) -> str:
     """`slurmlet.io/gres-<name>` is the generic resource <name>; "" for all others."""
     name = resource.removeprefix(GRES_PREFIX)

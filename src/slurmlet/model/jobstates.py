@@ -107,6 +107,15 @@ def fate_of_ended(job: EndedJob, user_names: dict[int, str] | None = None) -> Fa
     return _ended(job.job_id, row, detail=detail)
 
 
+def fate_of_runner(node: str, exit_code: int | None) -> Fate:
+    """A runner without a job of its own ended: its report tells the rest, if it left one."""
+    how = "went with its agent" if exit_code is None else f"ended without a word (exit code {exit_code})"
+    return Fate(Stage.ENDED, "RunnerLost", f"the pod's runner on node {node} {how}", by_itself=True)
+
+
+RUNNING = Fate(Stage.RUNNING)
+
+
 def fate_of_lost(job_id: str) -> Fate:
     """Neither squeue nor accounting knows the job any more."""
     return _ended(job_id, _GONE)

@@ -178,32 +178,44 @@ def node_status(
         "features": {"supplementalGroupsPolicy": True},
         "daemonEndpoints": {"kubeletEndpoint": {"Port": hub.kubelet_port}},
         "images": images or [],
-        # Exec and attach reach the hub as WebSockets: see docs/decisions/0011.
-        "declaredFeatures": ["ExtendWebSocketsToKubelet", "RestartAllContainersOnContainerExits"],
-        "nodeInfo": {
-            "machineID": hub.machine_id,
-            "systemUUID": hub.machine_id,
-            "bootID": hub.machine_id,
-            "kernelVersion": platform.release(),
-            "osImage": f"Slurm {hub.slurm_version}",
-            "containerRuntimeVersion": "crun://rootless",
-            "kubeletVersion": f"{hub.kubernetes_version}+slurmlet-{hub.version}",
-            "kubeProxyVersion": "",
-            "operatingSystem": "linux",
-            "architecture": architecture(),
-        },
+        "declaredFeatures": list(FEATURES),
+        "nodeInfo": node_info(hub),
+    }
+
+
+# Exec and attach reach the hub as WebSockets: see docs/decisions/0011.
+FEATURES = ("ExtendWebSocketsToKubelet", "RestartAllContainersOnContainerExits")
+
+
+def node_info(hub: HubFacts) -> dict[str, str]:
+    return {
+        "machineID": hub.machine_id,
+        "systemUUID": hub.machine_id,
+        "bootID": hub.machine_id,
+        "kernelVersion": platform.release(),
+        "osImage": f"Slurm {hub.slurm_version}",
+        "containerRuntimeVersion": "crun://rootless",
+        "kubeletVersion": f"{hub.kubernetes_version}+slurmlet-{hub.version}",
+        "kubeProxyVersion": "",
+        "operatingSystem": "linux",
+        "architecture": architecture(),
     }
 
 
 def _conditions(partition: Partition, now: str, old: Mapping[str, Any]) -> list[dict[str, Any]]:
-    is_ready, reason, message = ready(partition)
+    return conditions(ready(partition), now, old)
+
+
+def conditions(state: tuple[bool, str, str], now: str, old: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """All conditions of a node; `state` is (ready, reason, message)."""
+    is_ready, reason, message = state
     fine = {
         "MemoryPressure": ("KubeletHasSufficientMemory", "Slurm holds memory per job"),
         "DiskPressure": ("KubeletHasNoDiskPressure", "Slurm places jobs"),
         "PIDPressure": ("KubeletHasSufficientPID", "Slurm places jobs"),
     }
-    conditions = [_condition(type_, False, *why, now, old) for type_, why in fine.items()]
-    return [*conditions, _condition("Ready", is_ready, reason, message, now, old)]
+    found = [_condition(type_, False, *why, now, old) for type_, why in fine.items()]
+    return [*found, _condition("Ready", is_ready, reason, message, now, old)]
 
 
 def _condition(

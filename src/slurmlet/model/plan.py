@@ -10,7 +10,10 @@ from slurmlet.base.errors import RefusedPod
 from slurmlet.model.downward import Place
 from slurmlet.model.environment import command_line, container_environment
 from slurmlet.model.hostnames import Names, names_of
+from slurmlet.model.jobs import asks_for_gpus
+from slurmlet.model.podnetwork import PodNetwork, network_plan, uses_host_network
 from slurmlet.model.probes import hooks, probes
+from slurmlet.model.resolvconf import resolv_conf_plan
 from slurmlet.model.resources import storage_limits
 from slurmlet.model.security import container_security
 from slurmlet.model.sources import Sources
@@ -38,6 +41,9 @@ class Setting:
     sources: Sources
     place: Place
     services: Mapping[str, str]
+    # None: pods share the network of their host.
+    network: PodNetwork | None = None
+    policy: Obj | None = None
 
 
 def pod_plan(pod: Obj, setting: Setting) -> dict[str, Any]:
@@ -66,6 +72,20 @@ def pod_plan(pod: Obj, setting: Setting) -> dict[str, Any]:
         "volumes": {volume["name"]: _volume(pod, volume, setting) for volume in spec.get("volumes", ())},
         "storage_limits": storage_limits(spec),
         "fs_group": (spec.get("securityContext") or {}).get("fsGroup"),
+        **_network(pod, setting),
+    }
+
+
+def _network(pod: Obj, setting: Setting) -> dict[str, Any]:
+    network = setting.network
+    dns_ip = network.dns_ip if network is not None else ""
+    # A pod of the host's network that asks for the cluster's DNS gets what it asks for, though its server is out of reach.
+    resolver = resolv_conf_plan(pod, dns_ip)
+    if network is None or uses_host_network(pod):
+        return {"network": None, "resolv_conf": resolver}
+    return {
+        "network": network_plan(pod, network, setting.place.pod_ip, setting.policy),
+        "resolv_conf": resolver,
     }
 
 
@@ -128,6 +148,7 @@ def container_plan(pod: Obj, container: Obj, setting: Setting, names: Names) -> 
             }
             for rule in container.get("restartPolicyRules") or ()
         ],
+        "gpus": asks_for_gpus(container),
         "probes": probes(container),
         **hooks(container),
         **container_security(pod, container, str(image.config.get("User") or "")),

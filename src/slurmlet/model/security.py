@@ -37,9 +37,6 @@ def problems(spec: Obj) -> Iterator[Problem]:
 def container_problems(path: str, container: Obj) -> Iterator[Problem]:
     own = container.get("securityContext") or {}
     path = f"{path}.securityContext"
-    if own.get("privileged"):
-        remedy = "Name the capabilities it needs under capabilities.add; they hold inside the pod"
-        yield Problem(f"{path}.privileged", "a rootless container cannot be privileged", remedy)
     yield from _shared(path, own)
 
 

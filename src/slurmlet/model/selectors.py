@@ -1,9 +1,10 @@
-"""Label selectors as clients write them in a query: `app=web,tier!=db,env in (a,b),!old`."""
+"""Label selectors, as clients write them in a query (`app=web,tier!=db,env in (a,b),!old`) and as objects hold them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from slurmlet.base.errors import UserError
 
@@ -20,6 +21,28 @@ def parse(text: str) -> Selector:
     """A function that tells whether labels match. Raises UserError."""
     wanted = [_requirement(part.strip()) for part in _split(text) if part.strip()]
     return lambda labels: all(one(labels) for one in wanted)
+
+
+def compiled(selector: Mapping[str, Any]) -> Selector:
+    """From a LabelSelector with matchLabels and matchExpressions; an empty one matches everything."""
+    # Asked for every pod of a cluster at every change: the usual kind without a loop in Python.
+    equal = dict(selector.get("matchLabels") or {}).items()
+    wanted = [_expression(each) for each in selector.get("matchExpressions") or ()]
+    if not wanted:
+        return lambda labels: equal <= labels.items()
+    return lambda labels: equal <= labels.items() and all(one(labels) for one in wanted)
+
+
+def _expression(raw: Mapping[str, Any]) -> Selector:
+    key, operator, values = raw["key"], raw["operator"], frozenset(raw.get("values") or ())
+    known: dict[str, Selector] = {
+        "In": lambda labels: labels.get(key) in values,
+        "NotIn": lambda labels: labels.get(key) not in values,
+        "Exists": lambda labels: key in labels,
+        "DoesNotExist": lambda labels: key not in labels,
+    }
+    # The API server lets no other through; one of a later version must not match by accident.
+    return known.get(operator, lambda _labels: False)
 
 
 def _split(text: str) -> list[str]:

@@ -1,7 +1,7 @@
 """Service variables of a container's environment: {NAME}_SERVICE_HOST and its kind, as the kubelet writes them.
 
-They hold cluster IPs. The API server's own Service is the exception: until pods have a network in which cluster IPs lead
-somewhere, its variables name the address at which the API server really is.
+They hold cluster IPs. For a pod of the host's network, where those lead nowhere, the variables of the API server's own
+Service name the address at which it really is.
 """
 
 from __future__ import annotations

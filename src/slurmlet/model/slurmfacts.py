@@ -49,3 +49,12 @@ class Partition:
     node_states: dict[str, int] = field(default_factory=dict)
     state: str = ""  # of the partition, as Slurm writes it: up, down, drain, inact
     reasons: tuple[str, ...] = ()  # why nodes are down or drained, in the words of whoever did it
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What a job holds on one host."""
+
+    cpus: int
+    memory_mb: int  # 0: Slurm does not hold memory per job here
+    gres: tuple[tuple[str, int], ...] = ()  # ("gpu:a100", 2)

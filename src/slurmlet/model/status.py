@@ -73,7 +73,7 @@ def pod_status(facts: Facts) -> dict[str, Any]:
     if facts.place is not None and facts.place.host_ip:
         status["hostIP"] = facts.place.host_ip
         status["hostIPs"] = [{"ip": facts.place.host_ip}]
-        if facts.report is not None:
+        if facts.report is not None and facts.place.pod_ip:
             status["podIP"] = facts.place.pod_ip
             status["podIPs"] = [{"ip": facts.place.pod_ip}]
     return status
@@ -105,10 +105,11 @@ def _container_status(facts: Facts, container: Obj, report: Obj | None, kind: st
     is_init = kind == "initContainers"
     # Nothing waits for an ephemeral container, so one that never ran is not missing at the end either.
     may_be_missing = kind != "containers"
+    image = str((report or {}).get("image") or container["image"])  # what runs, not what is to run
     status: dict[str, Any] = {
         "name": container["name"],
-        "image": container["image"],
-        "imageID": (facts.image_ids or {}).get(container["image"]) or _known_image_id(facts, container),
+        "image": image,
+        "imageID": (facts.image_ids or {}).get(image) or _known_image_id(facts, container, image),
         "ready": False,
         "restartCount": 0,
         "started": False,
@@ -147,6 +148,12 @@ def _age_s(facts: Facts) -> float:
     """How long ago the pod was first seen."""
     started = (facts.pod.get("status") or {}).get("startTime") or facts.now
     return (parse_rfc3339(facts.now) - parse_rfc3339(started)).total_seconds()
+
+
+def seconds_until_queued(pod: Obj, now: str) -> float | None:
+    """How long a waiting pod is still called by the kubelet's own words; None once it is called queued."""
+    left_s = _AT_ONCE_S - _age_s(Facts(pod=pod, now=now))
+    return left_s if left_s > 0 else None
 
 
 def _waiting(facts: Facts, container: Obj) -> dict[str, str]:
@@ -212,12 +219,13 @@ def _lost_state(facts: Facts, report: Obj) -> dict[str, Any]:
     }
 
 
-def _known_image_id(facts: Facts, container: Obj) -> str:
+def _known_image_id(facts: Facts, container: Obj, image: str) -> str:
     """What the object says already: a hub that was started anew has not looked at the images of running pods."""
     old = facts.pod.get("status") or {}
     kinds = ("initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses")
     every = [one for kind in kinds for one in old.get(kind) or ()]
-    return next((str(one.get("imageID") or "") for one in every if one["name"] == container["name"]), "")
+    mine = (one for one in every if one["name"] == container["name"] and one.get("image") in (None, image))
+    return next((str(one.get("imageID") or "") for one in mine), "")
 
 
 def _initialised(facts: Facts) -> bool:

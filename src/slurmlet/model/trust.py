@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from slurmlet.model.selectors import compiled
 from slurmlet.model.sources import MissingSource
 
 Obj = Mapping[str, Any]
@@ -36,23 +37,7 @@ def _matches(source: Obj, bundle: Obj) -> bool:
         return False
     selector = source.get("labelSelector")
     # As in the kubelet: no selector matches nothing, an empty one everything.
-    return selector is not None and _selected(selector, bundle["metadata"].get("labels") or {})
-
-
-def _selected(selector: Obj, labels: Obj) -> bool:
-    if any(labels.get(key) != value for key, value in (selector.get("matchLabels") or {}).items()):
-        return False
-    return all(_holds(one, labels) for one in selector.get("matchExpressions") or ())
-
-
-def _holds(expression: Obj, labels: Obj) -> bool:
-    key, values = expression["key"], expression.get("values") or ()
-    return {
-        "In": key in labels and labels[key] in values,
-        "NotIn": key not in labels or labels[key] not in values,
-        "Exists": key in labels,
-        "DoesNotExist": key not in labels,
-    }.get(expression["operator"], False)
+    return selector is not None and compiled(selector)(bundle["metadata"].get("labels") or {})
 
 
 def _certificates(bundle: Obj) -> Iterable[bytes]:

@@ -50,12 +50,12 @@ class Action:
         self._end()
 
     def _look(self, action: Dict[str, Any], timeout_s: Optional[float]) -> None:
-        address = self._context.network.address()
+        network = self._context.network
 
         def work() -> Any:
             from slurmlet.runner.checking import check
 
-            return check(action, address, timeout_s or 30.0)
+            return check(action, network.address(), timeout_s or 30.0, network.connect)
 
         def came(value: Any, error: str) -> None:
             self._pid = 0

@@ -1,13 +1,15 @@
-"""The OCI runtime configuration of one run of a container. Pure: plan and facts in, a JSON-able value out.
+"""The OCI runtime configuration of one run of a container. Plan and facts in, a JSON-able value out;
+of the host it asks only which capabilities and, for a privileged container, which devices there are.
 
 Resources and cgroups are left out on purpose: Slurm limits the job, and a user has no cgroup to write to.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-from slurmlet.runner import seccomp
+from slurmlet.runner import linux, seccomp
 from slurmlet.runner.sandbox import SINGLE, Mapping
 from slurmlet.runner.users import User
 
@@ -28,6 +30,7 @@ DEFAULT_CAPS = [
     "KILL",
     "AUDIT_WRITE",
 ]
+# In the kernel's order: an older kernel knows the first so many.
 _ALL_CAPS = [
     "CHOWN",
     "DAC_OVERRIDE",
@@ -67,6 +70,9 @@ _ALL_CAPS = [
     "WAKE_ALARM",
     "BLOCK_SUSPEND",
     "AUDIT_READ",
+    "PERFMON",
+    "BPF",
+    "CHECKPOINT_RESTORE",
 ]
 
 _MASKED = [
@@ -111,29 +117,55 @@ class Facts(NamedTuple):
     ipc_dir: str = ""
     # Above that of the runner, so that the kernel does not choose it when memory runs out; None: leave it.
     oom_score_adj: Optional[int] = None
+    # Of the pod's own network namespace, or "" for the host's.
+    sysfs: str = ""
+
+
+def check_honoured(plan: Dict[str, Any], runtime: str) -> None:
+    """Raise NotHonoured for what only this node tells."""
+    if plan.get("seccomp") == "RuntimeDefault" and not plan.get("privileged") and runtime != "crun":
+        raise NotHonoured(
+            "securityContext.seccompProfile: this node has no crun, and the runtime brought along cannot filter "
+            "calls; use type Unconfined, or ask for crun on the compute nodes"
+        )
+    if plan.get("selinux") and os.path.exists("/sys/fs/selinux/enforce"):
+        raise NotHonoured("securityContext.seLinuxOptions: a user cannot choose SELinux labels; remove it")
+
+
+def pid_namespace(plan: Dict[str, Any], shared: str) -> str:
+    """The pod's, or that of the container an ephemeral one is to look at; "" for one of its own."""
+    if shared or not plan.get("target"):
+        return shared
+    if not plan.get("target_pid"):
+        raise NotHonoured(f"unable to find target container {plan['target']} among those that run")
+    return f"/proc/{plan['target_pid']}/ns/pid"
 
 
 def make(plan: Dict[str, Any], facts: Facts) -> Dict[str, Any]:
-    linux: Dict[str, Any] = {"namespaces": _namespaces(facts)}
+    isolation: Dict[str, Any] = {"namespaces": _namespaces(facts)}
     if not plan.get("privileged") and not plan.get("unmasked_proc"):
-        linux["maskedPaths"] = _MASKED
-        linux["readonlyPaths"] = _READ_ONLY
+        isolation["maskedPaths"] = _MASKED
+        isolation["readonlyPaths"] = _READ_ONLY
     single = facts.mapping.kind == SINGLE
-    rules = seccomp.profile(
-        fake=single, restrict=plan.get("seccomp") == "RuntimeDefault", caps=capabilities(plan)
-    )
+    # As a kubelet has it, a privileged container is never confined. What one uid cannot do is still faked.
+    restrict = plan.get("seccomp") == "RuntimeDefault" and not plan.get("privileged")
+    rules = seccomp.profile(fake=single, restrict=restrict, caps=capabilities(plan))
     if rules is not None:
-        linux["seccomp"] = rules
+        isolation["seccomp"] = rules
     if single and nested(facts.user):
-        linux["uidMappings"] = [{"containerID": facts.user.uid, "hostID": 0, "size": 1}]
-        linux["gidMappings"] = [{"containerID": facts.user.gid, "hostID": 0, "size": 1}]
+        isolation["uidMappings"] = [{"containerID": facts.user.uid, "hostID": 0, "size": 1}]
+        isolation["gidMappings"] = [{"containerID": facts.user.gid, "hostID": 0, "size": 1}]
     return {
         "ociVersion": "1.0.2",
         "process": process(plan, facts, plan["argv"], bool(plan.get("tty"))),
         "root": {"path": facts.root, "readonly": bool(plan.get("read_only_root"))},
         "hostname": facts.hostname,
-        "mounts": _system_mounts(facts) + [_bind(mount) for mount in facts.mounts],
-        "linux": linux,
+        "mounts": [
+            *_system_mounts(facts, bool(plan.get("privileged"))),
+            *_devices(plan),
+            *(_bind(mount) for mount in facts.mounts),
+        ],
+        "linux": isolation,
     }
 
 
@@ -170,6 +202,10 @@ def environment(plan: Dict[str, Any], user: User, tty: bool) -> List[str]:
     if tty:
         given.setdefault("TERM", "xterm")
     given.setdefault("HOME", user.home)
+    if plan.get("gpus"):
+        from slurmlet.runner import devices
+
+        given = {**devices.gpu_variables(), **given}
     return [f"{name}={value}" for name, value in given.items()]
 
 
@@ -182,7 +218,7 @@ def capabilities(plan: Dict[str, Any]) -> List[str]:
     add = {_cap(name) for name in plan.get("add_caps") or []}
     drop = {_cap(name) for name in plan.get("drop_caps") or []}
     base = (
-        list(_ALL_CAPS)
+        _ALL_CAPS[: linux.last_capability() + 1]
         if plan.get("privileged") or "ALL" in add
         else []
         if "ALL" in drop
@@ -211,7 +247,7 @@ def _namespaces(facts: Facts) -> List[Dict[str, str]]:
     return names
 
 
-def _system_mounts(facts: Facts) -> List[Dict[str, Any]]:
+def _system_mounts(facts: Facts, privileged: bool) -> List[Dict[str, Any]]:
     pts = ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620"]
     if facts.mapping.gids > 5:
         pts.append("gid=5")
@@ -221,9 +257,18 @@ def _system_mounts(facts: Facts) -> List[Dict[str, Any]]:
         _mount("/dev", "tmpfs", "tmpfs", ["nosuid", "strictatime", "mode=755", "size=65536k"]),
         _mount("/dev/pts", "devpts", "devpts", pts),
         *_ipc_mounts(facts.ipc_dir, quiet),
-        # A new sysfs belongs to the owner of the network namespace, which is the host.
-        _mount("/sys", "none", "/sys", ["rbind", "ro", *quiet]),
+        # Mounted by whoever owns the network namespace; a container's own user namespace could not.
+        _mount("/sys", "none", facts.sysfs or "/sys", ["rbind", *([] if privileged else ["ro"]), *quiet]),
     ]
+
+
+def _devices(plan: Dict[str, Any]) -> List[Dict[str, Any]]:
+    if not plan.get("privileged") and not plan.get("gpus"):
+        return []
+    from slurmlet.runner import devices
+
+    paths = devices.usable() if plan.get("privileged") else devices.gpus()
+    return [_mount(path, "bind", path, ["bind", "rw"]) for path in paths]
 
 
 def _ipc_mounts(ipc_dir: str, quiet: List[str]) -> List[Dict[str, Any]]:

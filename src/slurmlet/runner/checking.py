@@ -8,33 +8,36 @@ from __future__ import annotations
 import socket
 import ssl
 import struct
-from typing import Any, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 _MAX_REDIRECTS = 10
 USER_AGENT = "kube-probe/1.36"
 
 # (succeeded, what to tell)
 Outcome = Tuple[bool, str]
+# (host, port, timeout_s): `Network.connect`
+Connect = Callable[[str, int, float], socket.socket]
 
 
-def check(action: Dict[str, Any], address: str, timeout_s: float) -> Outcome:
+def check(action: Dict[str, Any], address: str, timeout_s: float, connect: Connect) -> Outcome:
     kind = action["kind"]
     host = str(action.get("host") or address)
     try:
         if kind == "http":
-            return _http(action, host, timeout_s)
+            return _http(action, host, timeout_s, connect)
         if kind == "tcp":
-            with socket.create_connection((host, int(action["port"])), timeout_s):
+            with connect(host, int(action["port"]), timeout_s):
                 return True, ""
-        return _grpc(host, int(action["port"]), str(action["service"]), timeout_s)
+        return _grpc(host, int(action["port"]), str(action["service"]), timeout_s, connect)
     except OSError as error:
         return False, f"dial tcp {host}:{action['port']}: {error}"
 
 
-def _http(action: Dict[str, Any], host: str, timeout_s: float) -> Outcome:
+def _http(action: Dict[str, Any], host: str, timeout_s: float, connect: Connect) -> Outcome:
     path, port, scheme = str(action["path"]), int(action["port"]), str(action["scheme"])
     for _ in range(_MAX_REDIRECTS):
-        status, location = _get(scheme, host, port, path, action["headers"], timeout_s)
+        with connect(host, port, timeout_s) as plain:
+            status, location = _get(plain, scheme, f"{host}:{port}", path, action["headers"])
         if not (300 <= status < 400 and location):
             break
         target = _local_path(location, host, port)
@@ -48,23 +51,20 @@ def _http(action: Dict[str, Any], host: str, timeout_s: float) -> Outcome:
 
 
 def _get(
-    scheme: str, host: str, port: int, path: str, headers: List[List[str]], timeout_s: float
+    plain: socket.socket, scheme: str, server: str, path: str, headers: List[List[str]]
 ) -> Tuple[int, str]:
     given = {name.lower(): value for name, value in headers}
     lines = [f"GET {path if path.startswith('/') else '/' + path} HTTP/1.1"]
-    lines.append(f"Host: {given.pop('host', f'{host}:{port}')}")
+    lines.append(f"Host: {given.pop('host', server)}")
     for name, value in (("User-Agent", USER_AGENT), ("Accept", "*/*")):
         if given.get(name.lower()) is None:
             lines.append(f"{name}: {value}")
     lines += [f"{name}: {value}" for name, value in headers if name.lower() != "host"]
     lines += ["Connection: close", "", ""]
-    with socket.create_connection((host, port), timeout_s) as plain:
-        plain.settimeout(timeout_s)
-        connection: Any = (
-            _unverified().wrap_socket(plain, server_hostname=host) if scheme == "https" else plain
-        )
-        connection.sendall("\r\n".join(lines).encode("utf-8", "surrogateescape"))
-        return _read_answer(connection)
+    host = server.rpartition(":")[0]
+    connection: Any = _unverified().wrap_socket(plain, server_hostname=host) if scheme == "https" else plain
+    connection.sendall("\r\n".join(lines).encode("utf-8", "surrogateescape"))
+    return _read_answer(connection)
 
 
 def _unverified() -> ssl.SSLContext:
@@ -111,9 +111,8 @@ _DATA, _HEADERS, _RST, _SETTINGS, _PING, _GOAWAY = 0, 1, 3, 4, 6, 7
 _SERVING = 1
 
 
-def _grpc(host: str, port: int, service: str, timeout_s: float) -> Outcome:
-    with socket.create_connection((host, port), timeout_s) as connection:
-        connection.settimeout(timeout_s)
+def _grpc(host: str, port: int, service: str, timeout_s: float, connect: Connect) -> Outcome:
+    with connect(host, port, timeout_s) as connection:
         connection.sendall(_PREFACE + _frame(_SETTINGS, 0, 0, b"") + _request(f"{host}:{port}", service))
         message = _grpc_message(connection)
     if message is None:

@@ -39,8 +39,16 @@ class Children:
         *,
         stdio: Tuple[int, int, int],
         env: Optional[Dict[str, str]] = None,
+        enter: Optional[Callable[[], None]] = None,
     ) -> int:
-        """Start a program with the three given descriptors; raises OSError when it cannot be started."""
+        """Start a program with the three given descriptors; raises OSError when it cannot be started.
+
+        `enter` is called in the new process before it becomes the program.
+        """
+        if enter is not None:
+            pid = _fork_program(argv, stdio, dict(os.environ) if env is None else env, enter)
+            self._waiting[pid] = on_exit
+            return pid
         # Two passes, by numbers above all three, or a dup2 could overwrite one that a later dup2 still needs.
         aside = max(2, *stdio) + 1
         actions: List[Any] = [(os.POSIX_SPAWN_DUP2, fd, aside + number) for number, fd in enumerate(stdio)]
@@ -78,6 +86,17 @@ class Children:
         self._waiting[pid] = on_exit
         return pid
 
+    def fork(self, work: Callable[[], None], on_exit: OnExit) -> int:
+        """Run `work` in a fork that is to live on; it must look after its own signals and descriptors."""
+        pid = os.fork()
+        if pid == 0:
+            try:
+                work()
+            finally:
+                os._exit(1)
+        self._waiting[pid] = on_exit
+        return pid
+
     def begin_start(self) -> None:
         """A runtime is about to leave us a process whose pid is not known yet."""
         self._starting += 1
@@ -109,6 +128,44 @@ class Children:
                 on_exit(*ended)
             elif self._starting:
                 self._unclaimed[pid] = ended
+
+
+def _fork_program(
+    argv: Sequence[str], stdio: Tuple[int, int, int], env: Dict[str, str], enter: Callable[[], None]
+) -> int:
+    """fork and exec by hand: posix_spawn has no place for `enter`. Waits for the exec, as posix_spawn does."""
+    failed, failing = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            signal.set_wakeup_fd(-1)
+            for number in _RESET_SIGNALS:
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, [])
+            enter()
+            _take_stdio(stdio)
+            os.execve(argv[0], list(argv), env)  # noqa: S606 - no shell is what is wanted
+        except OSError as error:
+            os.write(failing, json.dumps([error.errno or 0, str(error)]).encode())
+        finally:
+            os._exit(127)
+    os.close(failing)
+    with os.fdopen(failed, "rb") as answer:
+        said = answer.read()
+    if said:
+        os.waitpid(pid, 0)
+        code, message = json.loads(said)
+        raise OSError(code, message)
+    return pid
+
+
+def _take_stdio(stdio: Tuple[int, int, int]) -> None:
+    # By numbers above all three, or a dup2 could overwrite one that a later dup2 still needs.
+    aside = max(2, *stdio) + 1
+    for number, fd in enumerate(stdio):
+        os.dup2(fd, aside + number, inheritable=False)
+    for number in range(3):
+        os.dup2(aside + number, number, inheritable=True)
 
 
 def _decode(status: int) -> Tuple[int, int]:

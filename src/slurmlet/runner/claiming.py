@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, Dict, NamedTuple
+from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 
 class PodDir(NamedTuple):
@@ -30,6 +30,10 @@ class PodDir(NamedTuple):
     @property
     def credential(self) -> str:
         return self.file("runner.pem")
+
+    @property
+    def chain(self) -> Tuple[str, Optional[str]]:
+        return self.credential, None
 
     @property
     def hub_ca(self) -> str:

@@ -38,13 +38,15 @@ class Container:
         self._context, self._on_change = context, on_change
         # The kubelet's word for a container that is yet to run, the same for all of the pod.
         self._creating = "PodInitializing" if context.plan.get("init_containers") else "ContainerCreating"
-        self.report = reporting.new_container_report(self._creating)
+        self.report = reporting.new_container_report(self._creating, str(plan.get("image") or ""))
         self.facts: Optional[bundle.Facts] = None
         self.container_id = ""
         self.log_listeners: List[Callable[[], None]] = []
         self.create_failures = 0
+        # It was given another image while it ran, and starts again with it whatever its policy says.
+        self.redefined = False
         self._pid = 0
-        self._busy = False
+        self.busy = False
         self._stopping = False
         self._backoff = Backoff()
         self._timer: Optional[Timer] = None
@@ -66,7 +68,7 @@ class Container:
     @property
     def ended(self) -> bool:
         """Nothing of it runs, is being started, or waits to be started."""
-        return not self._pid and not self._busy and self._timer is None
+        return not self._pid and not self.busy and self._timer is None
 
     @property
     def terminated(self) -> bool:
@@ -101,7 +103,7 @@ class Container:
     # Starting.
 
     def start(self) -> None:
-        self._busy = True
+        self.busy, self.redefined = True, False
         self._run += 1
         self._waiting(self._creating if self._run == 0 else self.report["reason"], self.report["message"])
         context = self._context
@@ -153,15 +155,7 @@ class Container:
             from slurmlet.runner import envfiles
 
             self.plan = envfiles.resolve(self._asked, context.volumes.path)
-        if self.plan.get("seccomp") == "RuntimeDefault" and context.runtime.name != "crun":
-            raise bundle.NotHonoured(
-                "securityContext.seccompProfile: this node has no crun, and the runtime brought along cannot filter "
-                "calls; use type Unconfined, or ask for crun on the compute nodes"
-            )
-        if self.plan.get("selinux") and os.path.exists("/sys/fs/selinux/enforce"):
-            raise bundle.NotHonoured(
-                "securityContext.seLinuxOptions: a user cannot choose SELinux labels; remove it"
-            )
+        bundle.check_honoured(self.plan, context.runtime.name)
         mounts = context.volumes.mounts(self.plan)
         mounts += etc_mounts(context.scratch, [mount.path for mount in mounts])
         message_path = self.plan.get("termination_message_path")
@@ -177,20 +171,11 @@ class Container:
             context.mapping,
             context.network.hostname(),
             mounts,
-            self._pid_namespace(),
+            bundle.pid_namespace(self.plan, context.pid_namespace),
             context.ipc_dir,
             score_above_own(),
+            context.network.sysfs,
         )
-
-    def _pid_namespace(self) -> str:
-        """The pod's, or that of the container an ephemeral one is to look at; "" for one of its own."""
-        if self._context.pid_namespace or not self.plan.get("target"):
-            return self._context.pid_namespace
-        if not self.plan.get("target_pid"):
-            raise bundle.NotHonoured(
-                f"unable to find target container {self.plan['target']} among those that run"
-            )
-        return f"/proc/{self.plan['target_pid']}/ns/pid"
 
     @property
     def _message_file(self) -> str:
@@ -198,7 +183,7 @@ class Container:
 
     def _not_created(self, error: str, event: str = "Failed", reason: str = "CreateContainerError") -> None:
         """Nothing ran: there is nothing to report as terminated, as with a kubelet's CreateContainerError."""
-        self._busy = False
+        self.busy = False
         self._clean()
         if error:
             self.create_failures += 1
@@ -209,7 +194,7 @@ class Container:
 
     def _started(self, pid: int, master: int, error: str) -> None:
         assert self._outputs is not None
-        self._busy = False
+        self.busy = False
         self._outputs.started(master)
         if error:
             self.event("Warning", "Failed", f"Error: {error}")
@@ -325,6 +310,19 @@ class Container:
             self._context.children.call(lambda: remove_tree(run_dir), lambda _value, _error: None)
 
     # Starting again.
+
+    def redefine(self, plan: Dict[str, Any]) -> None:
+        """Take another image. As with a kubelet, back-off is for what failed, not for what is new."""
+        self.plan = self._asked = plan
+        self.report["image"] = str(plan["image"])
+        self._backoff = Backoff()
+        if self._pid and self.kind != INIT and not self._stopping:
+            self.redefined = True
+            self.event("Normal", "Killing", f"Container {self.name} definition changed, will be restarted")
+            self._termination.begin(float(self._context.plan.get("grace_s") or 0))
+        elif self._timer is not None:
+            self._timer.cancel()
+            self.start_again()
 
     def start_again(self) -> None:
         """As soon as the kubelet's back-off allows."""

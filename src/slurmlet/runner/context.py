@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
-from typing import Any, Dict, List, NamedTuple, Protocol
+from typing import Any, Dict, List, NamedTuple
 
 from slurmlet.runner.bundle import Mount
 from slurmlet.runner.children import Children
 from slurmlet.runner.claiming import PodDir
 from slurmlet.runner.loop import Loop
+from slurmlet.runner.networks import Network
 from slurmlet.runner.outofmemory import KillCounter
 from slurmlet.runner.overlay import Roots
 from slurmlet.runner.reporting import Reporter
@@ -17,43 +17,6 @@ from slurmlet.runner.runtime import Runtime
 from slurmlet.runner.sandbox import Mapping
 from slurmlet.runner.scratch import Scratch
 from slurmlet.runner.volumes import Volumes
-
-
-class Network(Protocol):
-    """The pod's network as its containers see it. Pod networks of their own come as another implementation."""
-
-    def address(self) -> str: ...
-
-    def hostname(self) -> str: ...
-
-    def resolv_conf(self) -> str: ...
-
-    def socket(self, family: int) -> socket.socket:
-        """A new TCP socket in the pod's network: its loopback is the pod's."""
-        ...
-
-
-class HostNetwork:
-    """The host's own network namespace: the pod's address is the node's."""
-
-    def __init__(self, hostname: str, address: str) -> None:
-        self._hostname, self._address = hostname, address
-
-    def address(self) -> str:
-        return self._address
-
-    def hostname(self) -> str:
-        return self._hostname
-
-    def resolv_conf(self) -> str:
-        try:
-            with open("/etc/resolv.conf", encoding="utf-8", errors="replace") as file:
-                return file.read()
-        except OSError:
-            return ""
-
-    def socket(self, family: int) -> socket.socket:
-        return socket.socket(family, socket.SOCK_STREAM)
 
 
 class PodContext(NamedTuple):

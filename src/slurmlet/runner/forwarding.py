@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import errno
-import os
 import socket
 from typing import Any, Dict, List, Optional
 
 from slurmlet.runner import wire
-from slurmlet.runner.context import Network, PodContext
-from slurmlet.runner.loop import Loop, Timer
+from slurmlet.runner.context import PodContext
+from slurmlet.runner.loop import Loop
+from slurmlet.runner.networks import Cancel, Network, describe
 from slurmlet.runner.streams import Refused, Stream
 
 _READ_BYTES = 64 << 10
-_CONNECT_S = 30.0
 # A server may listen in one family only; kubelets look for it in this order.
-_LOOPBACKS = ((socket.AF_INET, "127.0.0.1", "IPv4"), (socket.AF_INET6, "::1", "IPv6"))
+_LOOPBACKS = (("127.0.0.1", "IPv4"), ("::1", "IPv6"))
 
 
 def forward(context: Optional[PodContext], message: Dict[str, Any], stream: Stream) -> ForwardSession:
@@ -33,7 +32,7 @@ class ForwardSession:
         self._untried = list(_LOOPBACKS)
         self._failures: List[str] = []
         self._socket: Optional[socket.socket] = None
-        self._timer: Optional[Timer] = None
+        self._dialling: Optional[Cancel] = None
         self._connected = False
         self._buffer = bytearray()
         # The client has said all; nothing more goes to the port; nothing more comes from it.
@@ -56,39 +55,27 @@ class ForwardSession:
                 {"error": f"failed to connect to {where}, {' '.join(self._failures)}", "reason": "NotFound"}
             )
             return
-        family, address, _ = self._untried[0]
+        address, _ = self._untried[0]
         try:
-            self._socket = self._network.socket(family)
-            self._socket.setblocking(False)
-            code = self._socket.connect_ex((address, self._port))
+            self._dialling = self._network.dial(self._loop, address, self._port, self._dialled)
         except OSError as error:
             self._not_connected(error.errno or errno.EIO)
-            return
-        if code in (0, errno.EINPROGRESS):
-            self._timer = self._loop.later(_CONNECT_S, lambda: self._not_connected(errno.ETIMEDOUT))
-            self._loop.writing(self._socket.fileno(), self._answered)
-        else:
-            self._not_connected(code)
 
-    def _answered(self) -> None:
-        assert self._socket is not None
-        code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if code:
+    def _dialled(self, connected: Optional[socket.socket], code: int) -> None:
+        self._dialling = None
+        if connected is None:
             self._not_connected(code)
             return
-        self._stop_timer()
+        self._socket = connected
         self._connected = True
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._loop.writing(self._socket.fileno(), None)
         self._write()
         self.more_credit()
 
     def _not_connected(self, code: int) -> None:
-        _, address, name = self._untried.pop(0)
+        address, name = self._untried.pop(0)
         host = f"[{address}]" if ":" in address else address
-        self._failures.append(f"{name}: dial tcp {host}:{self._port}: connect: {os.strerror(code).lower()}")
-        self._stop_timer()
-        self._close_socket()
+        self._failures.append(f"{name}: dial tcp {host}:{self._port}: connect: {describe(code)}")
         self._try_next()
 
     # From the hub.
@@ -112,7 +99,9 @@ class ForwardSession:
 
     def abandoned(self) -> None:
         self._gone = True
-        self._stop_timer()
+        if self._dialling is not None:
+            self._dialling()
+            self._dialling = None
         self._close_socket()
 
     # The port.
@@ -174,11 +163,6 @@ class ForwardSession:
         if not self._gone:
             self.abandoned()
             self._stream.finish(status)
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
     def _close_socket(self) -> None:
         if self._socket is not None:

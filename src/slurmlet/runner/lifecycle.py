@@ -15,6 +15,7 @@ from slurmlet.runner.context import PodContext
 
 # What a sidecar gets when the containers before it used up the grace; the kubelet's minimum.
 _LEAST_GRACE_S = 2.0
+_LOOK_AGAIN_S = 0.2
 
 
 class Lifecycle:
@@ -55,6 +56,17 @@ class Lifecycle:
         self._ephemeral.append(container)
         self._context.reporter.report["ephemeral_containers"][container.name] = container.report
         container.start()
+
+    def redefine(self, plan: Dict[str, Any]) -> None:
+        """Another image for a container. One that is just being made is left to become what it was to be first."""
+        container = self.find(str(plan["name"]))
+        if container is None or self._done or self._stop_by_s is not None:
+            return
+        if container.busy:
+            self._context.loop.later(_LOOK_AGAIN_S, lambda: self.redefine(plan))
+            return
+        container.redefine(plan)
+        self._context.reporter.changed()
 
     def start(self) -> None:
         self._context.reporter.changed()
@@ -123,7 +135,7 @@ class Lifecycle:
         """The container has ended for good."""
         if self._failed or container.kind == EPHEMERAL:
             return True
-        if not container.terminated:
+        if not container.terminated or container.redefined:
             return False
         if container.kind == SIDECAR:
             return self._main_over()

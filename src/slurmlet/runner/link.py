@@ -11,10 +11,9 @@ import os
 import socket
 import ssl
 import sys
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Protocol, Tuple
 
 from slurmlet.runner import wire
-from slurmlet.runner.claiming import PodDir
 from slurmlet.runner.loop import Loop, Timer
 
 CONNECT_TIMEOUT_S = 5.0
@@ -26,16 +25,30 @@ _READ_BYTES = 64 << 10
 _WRITE_BYTES = 16 << 10
 
 
+class Access(Protocol):
+    """Where the hub is, and what proves it and us: a pod's directory, or the gateway's."""
+
+    @property
+    def hub_ca(self) -> str: ...
+
+    @property
+    def chain(self) -> Tuple[str, Optional[str]]:
+        """Files of the certificate and of its key; None where the first has both."""
+        ...
+
+    def hub(self) -> Dict[str, Any]: ...
+
+
 class Link:
     def __init__(
         self,
         loop: Loop,
-        pod: PodDir,
+        access: Access,
         on_up: Callable[[str], None],
         on_frame: Callable[[wire.Frame], None],
         on_down: Callable[[], None],
     ) -> None:
-        self._loop, self._pod = loop, pod
+        self._loop, self._access = loop, access
         self._on_up, self._on_frame, self._on_down = on_up, on_frame, on_down
         self._socket: Optional[socket.socket] = None
         self._tls: Optional[ssl.SSLSocket] = None
@@ -56,7 +69,7 @@ class Link:
     def start(self) -> None:
         """Read where the hub is now and try its addresses in turn."""
         try:
-            self._hub = self._pod.hub()
+            self._hub = self._access.hub()
             self._addresses = [str(address) for address in self._hub["addresses"]]
         except (OSError, ValueError, KeyError) as error:
             self._lost(f"hub.json: {error}")
@@ -117,8 +130,8 @@ class Link:
     def _context(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.load_verify_locations(self._pod.hub_ca)
-        context.load_cert_chain(self._pod.credential)
+        context.load_verify_locations(self._access.hub_ca)
+        context.load_cert_chain(*self._access.chain)
         return context
 
     def _shake_hands(self) -> None:

@@ -11,12 +11,13 @@ CLONE_NEWNS = 0x00020000
 CLONE_NEWIPC = 0x08000000
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_REMOUNT, MS_BIND, MS_REC, MS_SLAVE = 32, 4096, 16384, 1 << 19
 MNT_DETACH = 2
 
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NAME = 1, 4, 15
 _MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE = 442, -100, 0x8000
 
 
@@ -32,6 +33,10 @@ def _check(result: int, what: str) -> None:
 
 def unshare(flags: int) -> None:
     _check(_libc().unshare(flags), "unshare")
+
+
+def setns(fd: int, kind: int) -> None:
+    _check(_libc().setns(fd, kind), "setns")
 
 
 def mount(source: str, target: str, kind: str, flags: int = 0, options: str = "") -> None:
@@ -104,3 +109,17 @@ def die_with_parent(signal_number: int) -> None:
 def forbid_inspection() -> None:
     """No process of the same user may read our memory or descriptors (the pod's key is in them)."""
     _check(_libc().prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl")
+
+
+def last_capability() -> int:
+    """The highest that this kernel knows; a runtime refuses names beyond it."""
+    try:
+        with open("/proc/sys/kernel/cap_last_cap", encoding="ascii") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return 37  # AUDIT_READ: every kernel with unprivileged user namespaces has it
+
+
+def set_name(name: str) -> None:
+    """What `ps` calls this process, 15 characters of it."""
+    _check(_libc().prctl(_PR_SET_NAME, os.fsencode(name), 0, 0, 0), "prctl")

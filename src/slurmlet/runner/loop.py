@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import heapq
 import os
-import selectors
+import select
 import signal
 import time
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 Callback = Callable[[], None]
 
@@ -35,7 +35,14 @@ class Timer:
 
 class Loop:
     def __init__(self) -> None:
-        self._selector = selectors.DefaultSelector()
+        # epoll itself and not `selectors`: netd turns this loop for each trapped call of a pod.
+        self._epoll = select.epoll()
+        self._readers: Dict[int, Callback] = {}
+        self._writers: Dict[int, Callback] = {}
+        # Forgotten in this turn: the kernel's news of them are of no use to whoever has the number next.
+        self._stale: Set[int] = set()
+        # What the kernel said of the descriptor whose callback runs.
+        self.events = 0
         self._timers: List[Timer] = []
         self._soon: List[Callback] = []
         self._signals: Dict[int, Callback] = {}
@@ -50,36 +57,46 @@ class Loop:
 
     def reading(self, fd: int, callback: Optional[Callback]) -> None:
         """Call back whenever fd is readable (level-triggered); None stops it."""
-        self._watch(fd, selectors.EVENT_READ, callback)
+        self._watch(fd, self._readers, callback)
 
     def writing(self, fd: int, callback: Optional[Callback]) -> None:
-        self._watch(fd, selectors.EVENT_WRITE, callback)
+        self._watch(fd, self._writers, callback)
 
     def forget(self, fd: int) -> None:
         """Must come before fd is closed, or a reused number would inherit the callbacks."""
-        try:
-            self._selector.unregister(fd)
-        except KeyError:
-            pass
+        reader, writer = self._readers.pop(fd, None), self._writers.pop(fd, None)
+        if reader is not None or writer is not None:
+            self._stale.add(fd)
+            try:
+                self._epoll.unregister(fd)
+            except OSError:
+                # Closed too early by its owner; the kernel has forgotten it already.
+                pass
 
-    def _watch(self, fd: int, event: int, callback: Optional[Callback]) -> None:
-        try:
-            key = self._selector.get_key(fd)
-            events, callbacks = key.events, dict(key.data)
-        except KeyError:
-            events, callbacks = 0, {}
-        if callback is None:
-            wanted = events & ~event
-            callbacks.pop(event, None)
+    def _watch(self, fd: int, callbacks: Dict[int, Callback], callback: Optional[Callback]) -> None:
+        before = self._mask(fd)
+        if callback is not None:
+            callbacks[fd] = callback
         else:
-            wanted = events | event
-            callbacks[event] = callback
+            callbacks.pop(fd, None)
+        wanted = self._mask(fd)
         if not wanted:
-            self.forget(fd)
-        elif events:
-            self._selector.modify(fd, wanted, callbacks)
-        else:
-            self._selector.register(fd, wanted, callbacks)
+            if before:
+                self._stale.add(fd)
+                self._epoll.unregister(fd)
+        elif not before:
+            try:
+                self._epoll.register(fd, wanted)
+            except OSError:
+                callbacks.pop(fd, None)
+                raise
+        elif wanted != before:
+            self._epoll.modify(fd, wanted)
+
+    def _mask(self, fd: int) -> int:
+        return (select.EPOLLIN if fd in self._readers else 0) | (
+            select.EPOLLOUT if fd in self._writers else 0
+        )
 
     # Time and signals.
 
@@ -122,28 +139,32 @@ class Loop:
         return done()
 
     def _turn(self) -> None:
-        for key, events in self._selector.select(self._wait_s()):
-            for event in (selectors.EVENT_READ, selectors.EVENT_WRITE):
-                if events & event:
-                    self._call_if_still_wanted(key.fd, event)
+        stale = self._stale
+        stale.clear()
+        for fd, events in self._epoll.poll(self._wait_s()):
+            self.events = events
+            # Errors and hang-ups are news for both.
+            if events & ~select.EPOLLOUT and fd not in stale:
+                callback = self._readers.get(fd)
+                if callback is not None:
+                    callback()
+            if events & ~select.EPOLLIN and fd not in stale:
+                callback = self._writers.get(fd)
+                if callback is not None:
+                    callback()
+        if self._timers:
+            self._call_due()
+        if self._soon:
+            ready, self._soon = self._soon, []
+            for callback in ready:
+                callback()
+
+    def _call_due(self) -> None:
         now_s = time.monotonic()
         while self._timers and self._timers[0].due_s <= now_s:
             callback = heapq.heappop(self._timers).callback
             if callback is not None:
                 callback()
-        ready, self._soon = self._soon, []
-        for callback in ready:
-            callback()
-
-    def _call_if_still_wanted(self, fd: int, event: int) -> None:
-        # An earlier callback of the same turn may have closed this one.
-        try:
-            callbacks: Dict[int, Callback] = self._selector.get_key(fd).data
-        except KeyError:
-            return
-        callback = callbacks.get(event)
-        if callback is not None:
-            callback()
 
     def _wait_s(self) -> Optional[float]:
         while self._timers and self._timers[0].callback is None:

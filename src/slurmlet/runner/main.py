@@ -13,8 +13,12 @@ from typing import List, Optional
 
 def main(argv: Optional[List[str]] = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
+    if arguments[:1] == ["agent"]:
+        from slurmlet.runner import agent
+
+        return agent.main(arguments[1:])
     if len(arguments) != 1:
-        print("usage: runner <pod directory>", file=sys.stderr)
+        print("usage: runner <pod directory> | runner agent <node directory>", file=sys.stderr)
         return 2
     from slurmlet.runner.claiming import PodDir, claim
 

@@ -22,8 +22,9 @@ def now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
-def new_container_report(reason: str) -> Dict[str, Any]:
+def new_container_report(reason: str, image: str) -> Dict[str, Any]:
     return {
+        "image": image,
         "state": "waiting",
         "reason": reason,
         "message": "",

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import sys
 from typing import TYPE_CHECKING, Any, Dict, Optional
 
 from slurmlet.runner import VERSION, keeping, linux, reporting, wire
 from slurmlet.runner.children import Children
 from slurmlet.runner.claiming import PodDir
-from slurmlet.runner.context import HostNetwork, PodContext, write_etc
+from slurmlet.runner.context import PodContext, write_etc
 from slurmlet.runner.lifecycle import Lifecycle
 from slurmlet.runner.link import Link
 from slurmlet.runner.loop import Loop
+from slurmlet.runner.networks import HostNetwork, Network
 from slurmlet.runner.outofmemory import KillCounter
 from slurmlet.runner.overlay import Roots
 from slurmlet.runner.reporting import Reporter
@@ -27,6 +27,7 @@ from slurmlet.runner.streams import Session, Stream, Streams, find_container
 from slurmlet.runner.volumes import Volumes
 
 if TYPE_CHECKING:
+    from slurmlet.runner.network.attaching import PodNetwork
     from slurmlet.runner.usage import Usage
 
 # Slurm kills what is left KillWait (30 s unless configured) after SIGTERM; some of it is for the last report.
@@ -51,6 +52,7 @@ class Runner:
         self._context: Optional[PodContext] = None
         self._scratch: Optional[Scratch] = None
         self._usage: Optional[Usage] = None
+        self._pod_network: Optional[PodNetwork] = None
         self._address = "127.0.0.1"
         self._exit_code = 0
         self._loop.on_signal(signal.SIGTERM, self._signalled)
@@ -86,6 +88,8 @@ class Runner:
         )
         if has_pod:
             self._reporter.send_again()
+        if self._pod_network is not None:
+            self._pod_network.introduce()
 
     def _link_down(self) -> None:
         self._streams.abandon_all()
@@ -111,12 +115,16 @@ class Runner:
             from slurmlet.runner.ephemeral import start
 
             start(self._lifecycle, message["container"])
+        elif kind == "container" and self._lifecycle is not None:
+            self._lifecycle.redefine(message["container"])
         elif kind == "ack":
             self._reporter.acked(int(message.get("seq") or 0))
         elif kind == "open":
             self._streams.open(message)
         elif kind == "ask":
             self._answer(message)
+        elif kind == "network" and self._pod_network is not None:
+            self._pod_network.told(frame.payload, message)
 
     # The pod.
 
@@ -142,7 +150,7 @@ class Runner:
         base = choose_base(os.environ, os.geteuid(), real_uid)
         self._scratch = scratch = Scratch(base, self._pod.uid)
         linux.mount("tmpfs", scratch.private, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, _PRIVATE_OPTIONS)
-        network = HostNetwork(str(plan.get("hostname") or socket.gethostname()), self._address)
+        network = self._make_network(plan, scratch)
         write_etc(scratch, network, plan)
         executable = find_runtime(self._pod.cluster_dir)
         # Before the runtime is looked at: it may hide cgroups.
@@ -158,7 +166,9 @@ class Runner:
         return PodContext(
             loop=self._loop,
             children=self._children,
-            runtime=OciRuntime(self._children, executable, scratch.private_dir("rt"), self._inside.mapping),
+            runtime=OciRuntime(
+                self._children, executable, scratch.private_dir("rt"), self._inside.mapping, network.enter
+            ),
             roots=Roots(self._children),
             volumes=Volumes(plan, scratch, self._inside.mapping),
             scratch=scratch,
@@ -171,6 +181,16 @@ class Runner:
             ipc_dir=ipc_dir,
             oom=oom,
         )
+
+    def _make_network(self, plan: Dict[str, Any], scratch: Scratch) -> Network:
+        if not plan.get("network"):
+            return HostNetwork(plan, self._address)
+        from slurmlet.runner.network.attaching import Parts, PodNetwork
+
+        parts = Parts(self._loop, self._children, scratch, self._link.send)
+        self._pod_network = PodNetwork(parts, plan, self._address)
+        self._pod_network.introduce()
+        return self._pod_network
 
     def _sweep(self) -> None:
         """What runners that were killed left on this node. After the pod's own start: nobody waits for it."""

@@ -59,8 +59,17 @@ def find_runtime(cluster_dir: str) -> str:
 
 
 class OciRuntime:
-    def __init__(self, children: Children, executable: str, state_dir: str, mapping: Mapping) -> None:
+    def __init__(
+        self,
+        children: Children,
+        executable: str,
+        state_dir: str,
+        mapping: Mapping,
+        enter: Optional[Callable[[], None]] = None,
+    ) -> None:
         self._children = children
+        # Where the runtime itself is to be: containers inherit its network.
+        self._enter = enter
         self._executable = executable
         self._state_dir = state_dir
         self._count = 0
@@ -130,7 +139,7 @@ class OciRuntime:
 
         self._children.begin_start()
         try:
-            self._children.spawn([*argv, *last], left, stdio=start.stdio)
+            self._children.spawn([*argv, *last], left, stdio=start.stdio, enter=self._enter)
         except OSError as problem:
             self._finish(start, 0, -1, str(problem), files, console)
 

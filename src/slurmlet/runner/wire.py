@@ -20,11 +20,13 @@ runner → hub
     answer   id, usage: null before the pod has begun, or {at (unix seconds), containers: {name: {started_at, cpu_s,
              memory_bytes, rss_bytes, processes, rootfs, logs}} (those that run), volumes: {name: Space}} where rootfs,
              logs and Space are null or {used_bytes, inodes_used, capacity_bytes, available_bytes, inodes, inodes_free}
+    attached, listeners, network-counts, ports-taken: the pod's network, docs/network.md
 hub → runner
     pod      pod: PodPlan; the answer to a hello without a pod
     volumes  volumes: {name: Volume of kind "files"}; newer contents for a running pod (a file with keep: true stays)
     ephemeral  container: ContainerPlan and its target (a container's name or ""); one that is known already is left alone
     stop     grace_s, reason: end the pod as the kubelet would; problem {reason, message} when that makes it Failed
+    network  what pods' networks know of each other, docs/network.md
     ack      seq: this report is written down
     ask      id, what "usage", disk (bool: file systems too); answered by "answer" with the same id
     open     stream, what "exec"|"attach"|"forward"|"logs", and

@@ -6,6 +6,7 @@ Pure; fixtures of several Slurm versions are in tests/unit/test_slurm_parsing.py
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable
 
 from slurmlet.model.ids import JobId
@@ -36,10 +37,11 @@ def parse_queue(text: str) -> list[Job]:
         jobs.append(
             Job(
                 JobId(job_id),
-                base_state(state),
-                _none_is_empty(reason),
-                nodes,
-                partition,
+                # Few different words in thousands of lines: kept once.
+                sys.intern(base_state(state)),
+                sys.intern(_none_is_empty(reason)),
+                sys.intern(nodes),
+                sys.intern(partition),
                 _null_is_empty(comment),
             )
         )

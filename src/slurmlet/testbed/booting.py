@@ -54,12 +54,14 @@ def _bind(source: str, target: str, read_only: bool) -> None:
         _mount("none", target, None, _BIND | _REMOUNT | _RDONLY)
 
 
-def _fill_dev(dev: str) -> None:
+def _fill_dev(dev: str, gpus: int) -> None:
     _mount("dev", dev, "tmpfs", _NOSUID, "mode=755")
     for folder in ("net", "shm", "pts", "mqueue"):
         Path(dev, folder).mkdir()
     for name, (major, minor) in _DEVICES.items():
         os.mknod(f"{dev}/{name}", stat.S_IFCHR | 0o666, os.makedev(major, minor))
+    for number in range(gpus):
+        os.mknod(f"{dev}/nvidia{number}", stat.S_IFCHR | 0o666, os.makedev(*_DEVICES["null"]))
     for name, target in _LINKS.items():
         Path(dev, name).symlink_to(target)
     _mount("devpts", f"{dev}/pts", "devpts", _NOSUID | _NOEXEC, "newinstance,ptmxmode=0666,mode=620,gid=5")
@@ -71,7 +73,7 @@ def _fill_root(plan: dict[str, Any]) -> None:
     root = plan["root"]
     _mount("none", "/", None, _REC | _PRIVATE)
     _bind(root, root, True)
-    _fill_dev(f"{root}/dev")
+    _fill_dev(f"{root}/dev", plan["gpus"])
     _mount("tmp", f"{root}/tmp", "tmpfs", _NOSUID | _NODEV, f"mode=1777,size={plan['scratch_bytes']}")
     _mount("vartmp", f"{root}/var/tmp", "tmpfs", _NOSUID | _NODEV, f"mode=1777,size={plan['scratch_bytes']}")
     _mount("run", f"{root}/run", "tmpfs", _NOSUID | _NODEV, "mode=755")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from slurmlet.testbed.settings import (
     CPUS_PER_NODE,
+    GPUS,
     LOGIN,
     MEMORY_PER_NODE_MB,
     OPT,
@@ -42,6 +43,7 @@ SlurmctldTimeout=10
 SlurmdTimeout=30
 KillWait=5
 MinJobAge=300
+GresTypes=gpu
 """
 
 
@@ -56,10 +58,19 @@ def slurm_conf(plan: Plan) -> str:
     return (
         _SLURM
         + storage
-        + f"NodeName={nodes} CPUs={CPUS_PER_NODE} RealMemory={MEMORY_PER_NODE_MB} State=UNKNOWN\n"
+        + "".join(_node(plan, host) for host in plan.compute_hosts)
         + f"PartitionName=batch Nodes={nodes} Default=YES MaxTime=INFINITE State=UP LLN=YES DefMemPerCPU=100\n"
         + f"PartitionName=short Nodes={nodes} MaxTime=10:00 DefaultTime=10:00 State=UP LLN=YES DefMemPerCPU=100\n"
     )
+
+
+def _node(plan: Plan, host: str) -> str:
+    gres = f" Gres=gpu:{GPUS}" if host == plan.gpu_host else ""
+    return f"NodeName={host} CPUs={CPUS_PER_NODE} RealMemory={MEMORY_PER_NODE_MB} State=UNKNOWN{gres}\n"
+
+
+def gres_conf(plan: Plan) -> str:
+    return f"AutoDetect=off\nNodeName={plan.gpu_host} Name=gpu File=/dev/nvidia[0-{GPUS - 1}]\n"
 
 
 def cgroup_conf(plan: Plan) -> str:
@@ -140,6 +151,7 @@ def files(plan: Plan) -> dict[str, str]:
         "profile.d/slurmlet.sh": profile(),
         "slurm/slurm.conf": slurm_conf(plan),
         "slurm/cgroup.conf": cgroup_conf(plan),
+        "slurm/gres.conf": gres_conf(plan),
         "resolv.conf": "",
     }
     if plan.accounting:

@@ -19,7 +19,7 @@ from slurmlet.base.errors import SlurmletError
 from slurmlet.base.files import read_json, write_json
 from slurmlet.base.processes import run
 from slurmlet.testbed import booting
-from slurmlet.testbed.settings import MARKER, SCRATCH_BYTES, SWITCH, Paths, Plan
+from slurmlet.testbed.settings import GPUS, MARKER, SCRATCH_BYTES, SWITCH, Paths, Plan
 
 _PROC = Path("/proc")
 
@@ -75,6 +75,7 @@ def boot(paths: Paths, plan: Plan, host: str) -> Init:
         "root": str(paths.root(plan)),
         "binds": _binds(paths, plan, host),
         "scratch_bytes": SCRATCH_BYTES,
+        "gpus": GPUS if host == plan.gpu_host else 0,
         # `ip link … netns PID` looks the pid up in /proc, and cables lead to pids of the machine.
         "machine_proc": host == SWITCH,
         "marker": [MARKER, str(paths.run)],

@@ -37,6 +37,7 @@ SUBUID_RANGES = {"user2": (200000, 65536)}
 # All hosts hang on a bridge in a network namespace of its own, so this range cannot meet one of the machine.
 NETWORK = "10.213.77"
 CPUS_PER_NODE = 16
+GPUS = 2
 MEMORY_PER_NODE_MB = 6000
 SCRATCH_BYTES = 2 << 30
 
@@ -73,6 +74,11 @@ class Plan:
     @property
     def compute_hosts(self) -> tuple[str, ...]:
         return tuple(f"c{number}" for number in range(1, self.nodes + 1))
+
+    @property
+    def gpu_host(self) -> str:
+        """The one with generic resources; the devices behind them are /dev/null by another name."""
+        return self.compute_hosts[-1]
 
     @property
     def hosts(self) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from aiohttp import web
 
 from slurmlet.base.clock import rfc3339
 from slurmlet.hub.counting import Counts
+from slurmlet.hub.network.networking import Network
 from slurmlet.hub.nodes import NodeKeeper
 from slurmlet.hub.pods import Pods
 from slurmlet.hub.podstate import PodState
@@ -39,13 +40,20 @@ def node_asked(headers: Mapping[str, str]) -> str | None:
 
 class StatServer:
     def __init__(
-        self, pods: Pods, nodes: NodeKeeper, usage: Usage, watch: SlurmWatch, counts: Counts
+        self,
+        pods: Pods,
+        nodes: NodeKeeper,
+        usage: Usage,
+        watch: SlurmWatch,
+        counts: Counts,
+        network: Network | None = None,
     ) -> None:
         self._pods = pods
         self._nodes = nodes
         self._usage = usage
         self._watch = watch
         self._counts = counts
+        self._network = network
 
     def add_routes(self, router: web.UrlDispatcher) -> None:
         router.add_get("/pods", self._list_pods)
@@ -101,6 +109,7 @@ class StatServer:
             *_of_pods(states),
             self._jobs(),
             *self._counts.families(),
+            *(self._network.families() if self._network is not None else ()),
             *_of_process(self._counts.began_s),
         ]
         name = Family("kubelet_node_name", "gauge", "The node's name. The count is always 1.")

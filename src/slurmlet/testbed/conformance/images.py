@@ -3,8 +3,7 @@
 Written as docker archives and loaded under exactly the names the suite asks for, so that it runs unmodified and without
 a registry. The names, tags included, come from the suite itself (`e2e.test --list-images`).
 
-    agnhost      upstream's program, built; bash and busybox for its shell and tools (no dig, no iperf; a curl
-                 that knows addresses only)
+    agnhost      upstream's program, built; bash and busybox, Debian's curl, dig, nc, ip, ss and ping (no iperf)
     busybox      busybox; `sh` on the PATH is bash, because Debian's build drops variables such as "data-1", which specs
                  ask for; /bin/sh is busybox, whose messages specs ask for
     nonewprivs   upstream's program, setuid
@@ -25,6 +24,7 @@ import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from slurmlet.base.processes import run
 from slurmlet.testbed.conformance.building import Built
@@ -42,15 +42,12 @@ user-defined-in-image:x:1000:
 group-defined-in-image:x:50000:user-defined-in-image
 nobody:x:65534:
 """
+_NETTOOLS = re.compile(r"usr/bin/(curl|dig|nc|ip|ss|ping)|usr/lib/[^/]*-linux-gnu/.*\.so[.0-9]*|usr/lib64/.*")
 _WAIT = "trap 'exit 0' TERM INT\nwhile :; do sleep 86400 & wait; done\n"
 _PAUSE = f"#!/bin/sh\n{_WAIT}"
 _WEBSERVER = (
     f"#!/bin/sh\nhttpd -p 80 -h /usr/share/nginx/html || echo 'port 80 is not to be had' >&2\n{_WAIT}"
 )
-
-
-# Hooks of the specs call it with an address and nothing else.
-_CURL = '#!/bin/sh\nexec wget -q -O - "$1"\n'
 
 
 @dataclass(frozen=True)
@@ -61,14 +58,15 @@ class Recipe:
     scripts: Mapping[str, str] = field(default_factory=dict)
     links: Mapping[str, str] = field(default_factory=dict)
     mode: int = 0o755
+    nettools: bool = False
     config: Mapping[str, object] = field(default_factory=dict)
 
 
 RECIPES = {
     "agnhost": Recipe(
         programs={"agnhost": "agnhost", "localhost.crt": "localhost.crt", "localhost.key": "localhost.key"},
-        scripts={"usr/bin/curl": _CURL},
         links={"agnhost-2": "agnhost"},
+        nettools=True,
         config={"Entrypoint": ["/agnhost"], "Cmd": ["pause"]},
     ),
     "busybox": Recipe(config={"Cmd": ["sh"]}),
@@ -97,15 +95,33 @@ class Tools:
 
     busybox: Path
     shell: Mapping[str, bytes]  # bash and its libraries, by their paths in the image
+    nettools: Mapping[str, bytes]  # programs that ask the network, and theirs
 
     @classmethod
-    def of(cls, root: Path) -> Tools:
-        """Those of a Debian tree."""
+    def of(cls, root: Path, nettools: Path) -> Tools:
+        """Those of a Debian tree, and those of an image's archive (serverimages.NETTOOLS)."""
         listed = run(["chroot", str(root), "ldd", "/bin/bash"]).stdout
         paths = ["/bin/bash", *re.findall(r"(/\S+) \(0x", listed)]
         return cls(
-            root / "usr/bin/busybox", {path.lstrip("/"): (root / path[1:]).read_bytes() for path in paths}
+            root / "usr/bin/busybox",
+            {path.lstrip("/"): (root / path[1:]).read_bytes() for path in paths},
+            files_of(nettools),
         )
+
+
+def files_of(nettools: Path) -> dict[str, bytes]:
+    """Programs and libraries of an image's archive by their paths; links to a file are the file."""
+    with tarfile.open(nettools) as outer, tarfile.open(fileobj=outer.extractfile("layer.tar")) as layer:
+        members = [each for each in layer.getmembers() if _NETTOOLS.fullmatch(each.name)]
+        # Where a library's link points to is not always beside it.
+        return {each.name: found.read() for each in members if (found := _opened(layer, each)) is not None}
+
+
+def _opened(layer: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes] | None:
+    try:
+        return layer.extractfile(member)
+    except KeyError:
+        return None  # a link to nothing
 
 
 def archive(name: str, built: Built, tools: Tools) -> bytes:
@@ -134,6 +150,7 @@ def _layer(recipe: Recipe, built: Built, tools: Tools) -> bytes:
     files = [
         ("bin/busybox", tools.busybox.read_bytes(), 0o755),
         *((path, data, 0o755) for path, data in tools.shell.items()),
+        *((path, data, 0o755) for path, data in (tools.nettools if recipe.nettools else {}).items()),
         ("etc/passwd", _USERS_FILE.encode(), 0o644),
         ("etc/group", _GROUPS_FILE.encode(), 0o644),
         ("usr/share/nginx/html/index.html", b"It works!\n", 0o644),

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slurmlet.base.console import say
+from slurmlet.base.console import Steps, say
 from slurmlet.base.errors import SiteError
 from slurmlet.base.files import read_json, write_json
 from slurmlet.testbed.conformance import images, results
@@ -25,6 +25,7 @@ from slurmlet.testbed.conformance.building import SUITE, Built
 from slurmlet.testbed.conformance.results import Outcome
 from slurmlet.testbed.conformance.spreading import spread
 from slurmlet.testbed.hosts import Testbed
+from slurmlet.testbed.serverimages import NETTOOLS, ensure
 from slurmlet.testbed.settings import OPT, USERS
 
 _SHOWN = "conformance"  # the directory's name in /opt/slurmlet and in the user's home
@@ -144,7 +145,8 @@ class Run:
         """Those the store lacks, or has in an older making."""
         listed = self.bed.run([f"{OPT}/{_SHOWN}/{SUITE}", "--list-images"], user=self.user).stdout
         have = self.bed.run(["slurmlet", "image", "ls"], user=self.user).stdout.split()
-        tools = images.Tools.of(self.bed.paths.root(self.bed.plan))
+        nettools = ensure(self.bed.paths, self.bed.plan, Steps(), [NETTOOLS])[NETTOOLS.name]
+        tools = images.Tools.of(self.bed.paths.root(self.bed.plan), nettools)
         file, record = self._reports / "image.tar", self._reports / "images.json"
         loaded = read_json(record) or {}
         for reference, recipe in images.wanted(listed).items():

@@ -1,0 +1,99 @@
+"""`slurmlet bench network`: the pod network beside the bare hosts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from slurmlet.base.console import emit_json, emit_table, say
+from slurmlet.base.layout import DEFAULT_CLUSTER
+
+
+@click.command()
+@click.option("-c", "--cluster", default=DEFAULT_CLUSTER, envvar="SLURMLET_CLUSTER", show_default=True)
+@click.option(
+    "--runs", default=5, show_default=True, type=click.IntRange(1, 100), help="Rounds, all ways in each."
+)
+@click.option(
+    "--seconds", default=2, show_default=True, type=click.IntRange(1, 60), help="Of each measurement."
+)
+@click.option(
+    "--image",
+    default="localhost:5000/bench:1",
+    show_default=True,
+    help="Of a Debian, with iperf3, sockperf, wrk, nginx, ping; slirp4netns and passt to compare with.",
+)
+@click.option("--hosts", metavar="A,B", help="Clients on A, servers on B (else two of sinfo's with room).")
+@click.option("--partition", metavar="P", help="Slurm's partition (else the default one).")
+@click.option("--only", metavar="TEXT", help="Only measurements whose name has this in it, such as TCP.")
+@click.option(
+    "--picture", type=click.Path(dir_okay=False, writable=True), help="Draw the shares as an SVG file."
+)
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+def command(
+    cluster: str, runs: int, seconds: int, image: str, hosts: str | None, partition: str | None, only: str | None,
+    picture: str | None, output: str,
+) -> None:  # fmt: skip
+    """Bandwidth, round trips and connections between pods, beside the same programs on the bare hosts."""
+    from slurmlet.base.errors import UserError
+    from slurmlet.bench.measuring import MEASUREMENTS, as_json
+    from slurmlet.bench.network import NetworkBench
+
+    chosen = [each for each in MEASUREMENTS if only is None or only.lower() in each.name.lower()]
+    pair = hosts.split(",") if hosts else []
+    if not chosen or len(pair) not in (0, 2):
+        raise UserError(
+            "nothing to measure" if not chosen else "--hosts wants two hosts",
+            hint=f"Measurements: {', '.join(each.name for each in MEASUREMENTS)}. Hosts: --hosts c1,c2",
+        )
+
+    def told(number: int, name: str, way: str, value: float | None, problem: str) -> None:
+        say(f"  {number}/{runs} {name}, {way}: {problem if value is None else f'{value:.4g}'}")
+
+    result = as_json(NetworkBench(cluster, image, pair, partition).measure(runs, seconds, chosen, told))
+    if picture is not None:
+        _draw(picture, result)
+    if output == "json":
+        emit_json(result)
+    else:
+        _show(result)
+
+
+def _show(result: dict[str, Any]) -> None:
+    from slurmlet.bench.measuring import TITLES
+
+    rows = [
+        _row(f"{name} [{told['unit']}]", TITLES[way], found, told)
+        for name, told in result.items()
+        for way, found in told["ways"].items()
+    ]
+    emit_table(["WHAT", "WAY", "MEDIAN", "SPREAD", "OF BARE", "WANTED"], rows)
+
+
+def _row(what: str, way: str, found: dict[str, Any], told: dict[str, Any]) -> list[str]:
+    if "median" not in found:
+        return [what, way, "-", found["problem"], "-", "-"]
+    wanted = "-"
+    if found.get("holds") is not None:
+        limit = f"{'≥' if told['more_is_better'] else '≤'} {told['wanted']:.2f}"
+        wanted = f"{limit}: {'yes' if found['holds'] else 'no'}"
+    ratio = "-" if found["ratio"] is None else f"{found['ratio']:.3f}"
+    spread = f"{found['low']:.4g} … {found['high']:.4g}"
+    return [what, way, f"{found['median']:.4g}", spread, ratio, wanted]
+
+
+def _draw(path: str, result: dict[str, Any]) -> None:
+    from pathlib import Path
+
+    from slurmlet.bench.bars import bars
+    from slurmlet.bench.measuring import TITLES
+
+    groups = {
+        f"{name} [{told['unit']}]": [
+            (TITLES[way], found["median"]) for way, found in told["ways"].items() if "median" in found
+        ]
+        for name, told in result.items()
+    }
+    Path(path).write_text(bars("The pod network beside the bare hosts", groups))
+    say(f"Drawn: {path}")

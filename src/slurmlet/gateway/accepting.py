@@ -1,0 +1,89 @@
+"""TCP at the gateway's own address: the server half of "How one pod's TCP reaches another's" (docs/network.md).
+
+A connection that nobody of this cluster announced is asked after for a second, then reset; no byte of it is read.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+from slurmlet.runner.loop import Loop, Timer
+from slurmlet.runner.network import addresses
+from slurmlet.runner.network.overlay import Announcement, Overlay
+from slurmlet.runner.network.relaying import reset
+from slurmlet.runner.network.setup import Setup
+
+_PATIENCE_S = 1.0
+_MAX_ASIDE = 256
+_BACKLOG = 256
+OnConnection = Callable[[socket.socket, Announcement], None]
+
+
+class Accepting:
+    """Listens for `port` of the gateway's address; `host_port` is where, for the tables of all others."""
+
+    def __init__(
+        self, loop: Loop, setup: Setup, overlay: Overlay, port: int, wanted_port: int, came: OnConnection
+    ) -> None:
+        self._loop, self._setup, self._overlay, self._port, self._came = loop, setup, overlay, port, came
+        self._aside: dict[tuple[int, int], tuple[socket.socket, Timer]] = {}
+        self._socket = _listen(addresses.text(setup.host_ip), wanted_port)
+        self.host_port = int(self._socket.getsockname()[1])
+        loop.reading(self._socket.fileno(), self._readable)
+
+    def announced(self, key: tuple[int, int], what: Announcement) -> None:
+        """For the overlay's on_announced: somebody that waits may be known now."""
+        held = self._aside.get(key)
+        if held is not None and what.port == self._port:
+            del self._aside[key]
+            held[1].cancel()
+            self._loop.forget(held[0].fileno())
+            # It was taken down when it arrived; it is used now.
+            self._overlay.claim(*key)
+            self._welcome(held[0], what)
+
+    def _readable(self) -> None:
+        try:
+            connection, (host, port) = self._socket.accept()
+        except OSError:
+            return
+        connection.setblocking(False)
+        key = (addresses.number(host), port)
+        what = self._overlay.claim(*key)
+        if what is not None:
+            self._welcome(connection, what)
+        elif len(self._aside) < _MAX_ASIDE:
+            self._aside[key] = (connection, self._loop.later(_PATIENCE_S, lambda: self._refuse(key)))
+            self._overlay.whois(key[0], port, self.host_port)
+        else:
+            reset(connection)
+
+    def _welcome(self, connection: socket.socket, what: Announcement) -> None:
+        if (what.ip, what.port) == (self._setup.ip, self._port):
+            self._came(connection, what)
+        else:
+            reset(connection)
+
+    def _refuse(self, key: tuple[int, int]) -> None:
+        held = self._aside.pop(key, None)
+        if held is not None:
+            reset(held[0])
+
+
+def _listen(host: str, wanted_port: int) -> socket.socket:
+    """On the port of the last time where it is free: tables elsewhere still name it."""
+    for port in dict.fromkeys((wanted_port, 0)):
+        made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        made.setblocking(False)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            made.bind((host, port))
+        except OSError:
+            made.close()
+            if port == 0:
+                raise
+            continue
+        made.listen(_BACKLOG)
+        return made
+    raise AssertionError

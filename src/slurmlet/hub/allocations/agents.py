@@ -1,0 +1,126 @@
+"""The agents that dialled in, what each runs, and the words the hub has for them.
+
+An agent is the truth about the pods of its node while its link lives; when it is gone, Slurm is (`keeping.py`). Nothing is
+kept here that an agent would not tell again in its next hello.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from slurmlet.hub.links import NODE_PREFIX, LinkLost, RunnerLink
+from slurmlet.model.allocationnodes import AllocationFacts
+from slurmlet.model.ids import JobId, PodUid
+from slurmlet.model.jobstates import Fate
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Agent:
+    """One allocation node. Changed by the hub's one thread alone."""
+
+    name: str
+    job_id: JobId
+    facts: AllocationFacts | None = None
+    link: RunnerLink | None = None
+    lost_s: float | None = None  # since when nobody heard of it
+    running: set[PodUid] = field(default_factory=set)
+    ended: dict[PodUid, int] = field(default_factory=dict)  # exit codes of runners
+    fate: Fate | None = None  # of the allocation, once it is over
+
+    @property
+    def alive(self) -> bool:
+        return self.link is not None and self.link.alive
+
+
+class Agents:
+    """`on_change` hears of a node that came or went, `on_pod` of a pod about which there is news."""
+
+    def __init__(
+        self,
+        on_change: Callable[[Agent], None] = lambda _: None,
+        on_pod: Callable[[PodUid], None] = lambda _: None,
+    ) -> None:
+        self._agents: dict[str, Agent] = {}
+        self._left = asyncio.Event()
+        self.on_change = on_change
+        self.on_pod = on_pod
+
+    def __iter__(self) -> Iterator[Agent]:
+        return iter(list(self._agents.values()))
+
+    def get(self, name: str) -> Agent | None:
+        return self._agents.get(name)
+
+    def expect(self, name: str, job_id: JobId) -> Agent:
+        """A node that is known to exist (its Node object or its job says so) and may dial in."""
+        now_s = asyncio.get_running_loop().time()
+        return self._agents.setdefault(name, Agent(name, job_id, lost_s=now_s))
+
+    def forget(self, name: str) -> None:
+        self._agents.pop(name, None)
+
+    # Links (hub/links.Peers)
+
+    async def link_came(self, link: RunnerLink) -> None:
+        name, hello = link.uid.removeprefix(NODE_PREFIX), link.hello
+        agent = self.expect(name, JobId(str(hello.get("job_id") or "")))
+        if agent.link is not None:
+            agent.link.end()
+        agent.link, agent.lost_s = link, None
+        agent.job_id = JobId(str(hello.get("job_id") or agent.job_id))
+        agent.running = {PodUid(uid) for uid in hello.get("pods") or ()}
+        agent.ended = {PodUid(uid): int(code) for uid, code in (hello.get("ended") or {}).items()}
+        log.info("node %s: its agent of job %s dialled in from %s", name, agent.job_id, hello.get("host"))
+        self.on_change(agent)
+
+    async def link_said(self, link: RunnerLink, message: dict[str, Any]) -> None:
+        agent = self._agents.get(link.uid.removeprefix(NODE_PREFIX))
+        if agent is not None and message["type"] == "pod-ended":
+            uid = PodUid(str(message["uid"]))
+            agent.running.discard(uid)
+            agent.ended[uid] = int(message["exit_code"])
+            self.on_pod(uid)
+
+    def link_ended(self, link: RunnerLink) -> None:
+        agent = self._agents.get(link.uid.removeprefix(NODE_PREFIX))
+        if agent is not None and agent.link is link:
+            agent.link = None
+            agent.lost_s = asyncio.get_running_loop().time()
+            log.info("node %s: its agent hung up", agent.name)
+            self._left.set()
+            self.on_change(agent)
+
+    # Words for agents
+
+    async def start(self, agent: Agent, uid: PodUid) -> None:
+        """Have the pod's runner started. Raises LinkLost; safe to repeat."""
+        if agent.link is None:
+            raise LinkLost
+        await agent.link.tell("start-pod", uid=uid)
+        agent.running.add(uid)
+
+    async def kill(self, agent: Agent, uid: PodUid) -> None:
+        if agent.link is not None:
+            await agent.link.tell("kill-pod", uid=uid)
+
+    async def end_all(self, grace_s: float, slack_s: float) -> None:
+        """The cluster ends: every agent ends its pods and itself. Returns when all have hung up, or after the time."""
+        for agent in self:
+            try:
+                if agent.link is not None:
+                    await agent.link.tell("end", grace_s=grace_s)
+            except LinkLost:
+                pass
+        self._left.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s + slack_s):
+                while any(agent.alive for agent in self):
+                    await self._left.wait()
+                    self._left.clear()

@@ -1,0 +1,180 @@
+"""The two ways a pod gets its runner, behind one seam: a Slurm job of its own, or an agent that is there already.
+
+`Lane` is all that a pod's worker knows of it: have it started, what became of it, end it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple, Protocol
+
+from slurmlet.base.clock import rfc3339
+from slurmlet.base.files import read_json, write_json
+from slurmlet.hub.allocations.agents import Agent, Agents
+from slurmlet.hub.credentials import RunnerAuthority
+from slurmlet.hub.links import LinkLost
+from slurmlet.hub.nodes import NodeKeeper
+from slurmlet.hub.podstate import PodState
+from slurmlet.hub.polling import SlurmWatch
+from slurmlet.hub.settings import Settings
+from slurmlet.hub.submitting import Submitter
+from slurmlet.model import jobstates
+from slurmlet.model.ids import JobId, PodUid
+from slurmlet.model.jobstates import Fate
+from slurmlet.slurm.client import Scheduler
+
+
+class Order(NamedTuple):
+    """A start that could be made now."""
+
+    place: Callable[[], Awaitable[JobId]]
+    told: Callable[[JobId], tuple[str, str]]  # reason and message of the event
+    notes: tuple[str, ...] = ()
+
+
+class Size(NamedTuple):
+    """What a pod without limits may use."""
+
+    cpus: int = 1
+    memory_bytes: int = 0
+
+
+class Lane(Protocol):
+    def order(self, state: PodState) -> Order | None:
+        """What would start the pod; None while its node is not there. Raises RefusedPod."""
+
+    def known(self, uid: PodUid) -> JobId | None:
+        """The job in which the pod was started, if it was; also by an earlier hub."""
+
+    def settled(self, state: PodState) -> bool:
+        """Whether silence about the pod means something already."""
+
+    async def fate(self, state: PodState) -> Fate | None:
+        """What became of it; None while nobody can say."""
+
+    async def cancel(self, state: PodState) -> None:
+        """End it for certain. Safe to repeat."""
+
+    def size(self, node: str) -> Size: ...
+
+
+class QueueLane:
+    """A pod on a partition node: a Slurm job of its own."""
+
+    def __init__(self, submitter: Submitter, watch: SlurmWatch, nodes: NodeKeeper, slurm: Scheduler) -> None:
+        self._submitter, self._watch, self._nodes, self._slurm = submitter, watch, nodes, slurm
+
+    def order(self, state: PodState) -> Order | None:
+        partition = self._nodes.partition_of(state.node)
+        if partition is None:
+            return None
+        request = self._submitter.request(state.pod, partition.name)
+
+        async def place() -> JobId:
+            job_id = await self._submitter.submit(state.uid, request)
+            state.mark = self._watch.mark
+            self._watch.poke()
+            return job_id
+
+        def told(job_id: JobId) -> tuple[str, str]:
+            return "Submitted", f"Submitted as Slurm job {job_id} to partition {partition.name}"
+
+        return Order(place, told, request.notes)
+
+    def known(self, uid: PodUid) -> JobId | None:
+        return self._submitter.known_job(uid)
+
+    def settled(self, state: PodState) -> bool:
+        return self._watch.looked_since(state.mark)
+
+    async def fate(self, state: PodState) -> Fate | None:
+        assert state.job_id is not None
+        told = state.runner_done and not state.signalled
+        return await self._watch.fate(state.job_id, ended_well=told)
+
+    async def cancel(self, state: PodState) -> None:
+        assert state.job_id is not None
+        await asyncio.to_thread(self._slurm.cancel, [state.job_id])
+
+    def size(self, node: str) -> Size:
+        partition = self._nodes.partition_of(node)
+        return Size(partition.cpus_per_node, partition.memory_mb_per_node << 20) if partition else Size()
+
+
+class AgentLane:
+    """A pod on an allocation node: a fork of its agent. Never touches the allocation itself."""
+
+    def __init__(self, settings: Settings, agents: Agents, authority: RunnerAuthority) -> None:
+        self._settings, self._agents, self._authority = settings, agents, authority
+
+    def order(self, state: PodState) -> Order | None:
+        agent = self._agents.get(state.node)
+        if agent is None or not agent.alive or agent.fate is not None:
+            return None
+
+        async def place() -> JobId:
+            await asyncio.to_thread(self._prepare, agent, state.uid)
+            await self._agents.start(agent, state.uid)
+            return agent.job_id
+
+        def told(job_id: JobId) -> tuple[str, str]:
+            return "Starting", f"Starting on {agent.name} in Slurm job {job_id}"
+
+        return Order(place, told)
+
+    def _prepare(self, agent: Agent, uid: PodUid) -> None:
+        files = self._settings.files.pod(uid)
+        self._authority.equip(files, uid)
+        # Not "job_id": that would make it a job of the pod's own, to be cancelled with it.
+        write_json(files.job, {"allocation": agent.job_id, "node": agent.name, "started_at": rfc3339()})
+
+    def known(self, uid: PodUid) -> JobId | None:
+        note = read_json(self._settings.files.pod(uid).job) or {}
+        return JobId(note["allocation"]) if note.get("allocation") else None
+
+    def settled(self, state: PodState) -> bool:  # noqa: ARG002
+        return True
+
+    async def fate(self, state: PodState) -> Fate | None:
+        agent, uid = self._agents.get(state.node), state.uid
+        if agent is None:
+            return jobstates.fate_of_lost(state.job_id or "")
+        if uid in agent.ended:
+            return jobstates.fate_of_runner(agent.name, agent.ended[uid])
+        if agent.fate is not None:
+            return agent.fate
+        if agent.alive and uid not in agent.running:
+            return await self._start_again(agent, state)
+        return jobstates.RUNNING
+
+    async def _start_again(self, agent: Agent, state: PodState) -> Fate | None:
+        """The agent does not know the pod: the word to start it was lost, or the agent that ran it was."""
+        claimed = await asyncio.to_thread(self._settings.files.pod(state.uid).claim.exists)
+        if claimed:
+            return jobstates.fate_of_runner(agent.name, None)
+        try:
+            await self._agents.start(agent, state.uid)
+        except LinkLost:
+            return None
+        return jobstates.RUNNING
+
+    async def cancel(self, state: PodState) -> None:
+        agent = self._agents.get(state.node)
+        if agent is not None:
+            await self._agents.kill(agent, state.uid)
+
+    def size(self, node: str) -> Size:
+        agent = self._agents.get(node)
+        facts = agent.facts if agent is not None else None
+        return Size(facts.cpus, facts.memory_mb << 20) if facts is not None else Size()
+
+
+class Lanes:
+    """Which lane a node's pods take."""
+
+    def __init__(self, queue: Lane, agent: Lane, agents: Agents) -> None:
+        self._queue, self._agent, self._agents = queue, agent, agents
+
+    def of(self, node: str) -> Lane:
+        return self._queue if self._agents.get(node) is None else self._agent

@@ -1,0 +1,92 @@
+"""Runners as forks of one process that has loaded them already: what an agent needs to start, tell and tidy up."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+from typing import Callable
+
+from slurmlet.runner import linux
+
+
+def load_runner() -> None:
+    """Everything that a pod usually needs, so that a fork loads nothing."""
+    import slurmlet.runner.main
+    import slurmlet.runner.network.attaching
+    import slurmlet.runner.probing
+    import slurmlet.runner.running
+    import slurmlet.runner.unpacking  # noqa: F401
+
+    # Pages of what is loaded stay shared: the collector of a fork leaves them alone.
+    gc.freeze()
+
+
+def guarded(work: Callable[[], int]) -> int:
+    """The exit code of `work` in a process that must not return into its parent's stack."""
+    try:
+        return work()
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        sys.stderr.flush()
+        return 1
+
+
+def start_runner(pod_dir: str) -> int:
+    """The pid of a new runner for the pod; it dies with the caller."""
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    os._exit(guarded(lambda: _become_runner(pod_dir, parent)))
+
+
+def _become_runner(pod_dir: str, parent: int) -> int:
+    linux.die_with_parent(signal.SIGKILL)
+    if os.getppid() != parent:
+        return 1
+    _forget_parent()
+    os.setsid()
+    log = os.open(os.path.join(pod_dir, "job.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for target in (1, 2):
+        os.dup2(log, target)
+    # Also the link's socket and the loop's own descriptors: this process has no business with them.
+    os.closerange(3, max(int(name) for name in os.listdir("/proc/self/fd")) + 1)
+    from slurmlet.runner.main import main
+
+    return main([pod_dir])
+
+
+def _forget_parent() -> None:
+    """Signals as a process finds them that Slurm has just started."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, set())
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+
+
+def remove_scratch(uid: str) -> int:
+    """Remove what a runner left on this node, in a process of its own (its pid; 0: nothing is left)."""
+    from slurmlet.runner.scratch import choose_base
+
+    path = os.path.join(choose_base(os.environ, os.geteuid(), os.geteuid()), "pods", uid)
+    if not os.path.lexists(path):
+        return 0
+    pid = os.fork()
+    if pid:
+        return pid
+    from slurmlet.runner import removing
+
+    _forget_parent()
+    os._exit(guarded(lambda: removing.main([path])))
+
+
+def exit_code(status: int) -> int:
+    """Of a wait status, as a shell tells it."""
+    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)

@@ -1,0 +1,214 @@
+"""The UDP socket over which the netds (and the gateway) of one cluster speak: docs/network.md has the datagrams.
+
+Every datagram carries a tag that only holders of the cluster's key can make; whatever does not is dropped without a word.
+Nothing here waits: answers come to callbacks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import socket
+import struct
+import time
+from typing import Callable, Dict, NamedTuple, Optional, Tuple
+
+from slurmlet.runner.loop import Loop, Timer
+from slurmlet.runner.network import addresses
+from slurmlet.runner.network.setup import Setup
+from slurmlet.runner.network.tables import TCP, Peer, Tables
+
+PACKET, ANNOUNCE, ASK, ANSWER, WHOIS = 1, 2, 3, 4, 5
+_HEAD = struct.Struct(">BQ")
+_ANNOUNCE = struct.Struct(">IHIHH")
+_ASK = struct.Struct(">IIHI")
+_ANSWER = struct.Struct(">IH")
+_WHOIS = struct.Struct(">HH")
+_TAG_BYTES = 16
+_MAX_SKEW_MS = 300_000
+_MAX_DATAGRAM_BYTES = 65535
+# What fits into one datagram: UDP carries 65507 bytes. The MTU of pods.
+MAX_PACKET_BYTES = 65507 - _HEAD.size - _TAG_BYTES
+# The kernel gives at most rmem_max of it; bursts of announcements and packets wait there.
+_BUFFER_BYTES = 4 << 20
+# An answer that is no host port anybody here could have.
+DENIED = 1
+_ASK_AGAIN_S, _ASK_TIMES = 0.1, 8
+# Announcements whose connection nobody has accepted yet: listeners have backlogs of thousands.
+_MAX_EXPECTED = 65536
+_MAX_AT_ONCE = 64
+
+OnAnswer = Callable[[Optional[int]], None]
+OnPacket = Callable[[bytes, int, int], None]
+
+
+class Announcement(NamedTuple):
+    """Who a TCP connection between hosts really is: both ends as pods name them."""
+
+    source_ip: int
+    source_port: int
+    ip: int
+    port: int
+
+
+def open_socket(host_ip: int, port: int = 0) -> socket.socket:
+    """Made by the runner and kept by it, so that a new netd has the same port. `port` is a wish: that of the last time."""
+    made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    made.setblocking(False)
+    for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+        made.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
+    # Datagrams larger than the path's MTU are fragmented by the kernel; a pod's MTU is not the wire's.
+    made.setsockopt(socket.IPPROTO_IP, 10, 0)  # IP_MTU_DISCOVER, IP_PMTUDISC_DONT
+    try:
+        made.bind((addresses.text(host_ip), port))
+    except OSError:
+        made.bind((addresses.text(host_ip), 0))
+    return made
+
+
+class Overlay:
+    def __init__(self, loop: Loop, setup: Setup, tables: Tables, sock: socket.socket) -> None:
+        self._loop, self._setup, self._tables, self._socket = loop, setup, tables, sock
+        self._hash = hashlib.blake2b(digest_size=_TAG_BYTES, key=setup.key)
+        self._expected: Dict[Tuple[int, int], Announcement] = {}
+        self._asked: Dict[int, Tuple[OnAnswer, Timer]] = {}
+        self._next_number = int.from_bytes(os.urandom(4), "big")
+        # Set by the parts that want them.
+        # By the address they are for: get an IPv4 packet, and the host and port of the overlay socket that sent it.
+        self.receivers: Dict[int, OnPacket] = {}
+        self.on_announced: Callable[[Tuple[int, int], Announcement], None] = lambda _key, _what: None
+        # Host port behind a listener of ours on (ip, port), or None.
+        self.on_ask: Callable[[int, int], Optional[int]] = lambda _ip, _port: None
+        # In its place, for whoever cannot know at once: (ip, port, answer).
+        self.on_ask_later: Optional[Callable[[int, int, Callable[[int], None]], None]] = None
+        # Our own connection with this source port, to be announced again.
+        self.on_whois: Callable[[int], Optional[Announcement]] = lambda _port: None
+        self.dropped = 0
+        # Each datagram is read into the same place: a new one of 64 KiB for each would cost more than the rest.
+        self._room = bytearray(_MAX_DATAGRAM_BYTES)
+        self._view = memoryview(self._room)
+        loop.reading(sock.fileno(), self.drain)
+
+    @property
+    def port(self) -> int:
+        return int(self._socket.getsockname()[1])
+
+    # Out.
+
+    def announce(self, peer: Peer, host_source_port: int, what: Announcement) -> None:
+        self._send(peer, ANNOUNCE, _ANNOUNCE.pack(*what, host_source_port))
+
+    def send_packet(self, peer: Peer, packet: bytes) -> None:
+        self._send(peer, PACKET, packet)
+
+    def ask(
+        self, peer: Peer, ip: int, port: int, on_answer: OnAnswer, source_ip: Optional[int] = None
+    ) -> None:
+        """on_answer gets the host port, 0 when nobody listens, DENIED by policy, None when nobody answered."""
+        self._next_number = (self._next_number + 1) & 0xFFFFFFFF
+        source = self._setup.ip if source_ip is None else source_ip
+        self._try_ask(peer, _ASK.pack(self._next_number, ip, port, source), on_answer, _ASK_TIMES)
+
+    def _try_ask(self, peer: Peer, body: bytes, on_answer: OnAnswer, left: int) -> None:
+        number = _ASK.unpack(body)[0]
+        if left == 0:
+            del self._asked[number]
+            on_answer(None)
+            return
+        self._send(peer, ASK, body)
+        timer = self._loop.later(_ASK_AGAIN_S, lambda: self._try_ask(peer, body, on_answer, left - 1))
+        self._asked[number] = (on_answer, timer)
+
+    def whois(self, host_ip: int, source_port: int, host_port: int) -> None:
+        """Ask every netd of a host whose connection this is; whoever made it announces it again."""
+        for peer in self._tables.peers_on(host_ip):
+            self._send(peer, WHOIS, _WHOIS.pack(source_port, host_port))
+
+    def _send(self, peer: Peer, kind: int, body: bytes) -> None:
+        head = _HEAD.pack(kind, time.time_ns() // 1_000_000)
+        tag = self._hash.copy()
+        tag.update(head)
+        tag.update(body)
+        to = (addresses.text(peer.host_ip), peer.overlay_port)
+        try:
+            self._socket.sendmsg((head, body, tag.digest()), (), 0, to)
+        except OSError:
+            # As on any network: what does not go out is lost, and whoever cares sends again.
+            self.dropped += 1
+
+    # In.
+
+    def claim(self, host_ip: int, host_source_port: int) -> Optional[Announcement]:
+        """The announcement of a connection that came from this host and port, once."""
+        key = (host_ip, host_source_port)
+        if key not in self._expected:
+            self.drain()
+        return self._expected.pop(key, None)
+
+    def expect(self, host_ip: int, host_source_port: int, what: Announcement) -> None:
+        """A connection from ourselves: no datagram is needed to know it."""
+        if len(self._expected) >= _MAX_EXPECTED:
+            self._expected.pop(next(iter(self._expected)))
+        self._expected[(host_ip, host_source_port)] = what
+
+    def drain(self) -> None:
+        for _ in range(_MAX_AT_ONCE):
+            try:
+                size, (host, port) = self._socket.recvfrom_into(self._room)
+            except OSError:
+                return
+            self._received(self._view[:size], addresses.number(host), port)
+
+    def _received(self, datagram: memoryview, host_ip: int, port: int) -> None:
+        if len(datagram) < _HEAD.size + _TAG_BYTES:
+            self.dropped += 1
+            return
+        tag = self._hash.copy()
+        tag.update(datagram[:-_TAG_BYTES])
+        kind, sent_ms = _HEAD.unpack_from(datagram)
+        fresh = abs(time.time_ns() // 1_000_000 - sent_ms) <= _MAX_SKEW_MS
+        if not fresh or not hmac.compare_digest(tag.digest(), datagram[-_TAG_BYTES:]):
+            self.dropped += 1
+            return
+        body = bytes(datagram[_HEAD.size : -_TAG_BYTES])
+        if kind == PACKET:
+            self._received_packet(body, host_ip, port)
+        elif kind == ANNOUNCE:
+            *what, source_port = _ANNOUNCE.unpack(body)
+            announcement = Announcement(*what)
+            self.expect(host_ip, source_port, announcement)
+            self.on_announced((host_ip, source_port), announcement)
+        elif kind == ASK:
+            self._asked_for(Peer(host_ip, port, {}), *_ASK.unpack(body))
+        elif kind == ANSWER:
+            self._answered(*_ANSWER.unpack(body))
+        elif kind == WHOIS:
+            source_port, _ = _WHOIS.unpack(body)
+            mine = self.on_whois(source_port)
+            if mine is not None:
+                self.announce(Peer(host_ip, port, {}), source_port, mine)
+
+    def _asked_for(self, peer: Peer, number: int, ip: int, port: int, source_ip: int) -> None:
+        def answer(host_port: int) -> None:
+            self._send(peer, ANSWER, _ANSWER.pack(number, host_port))
+
+        if not self._tables.admits(TCP, source_ip, port):
+            answer(DENIED)
+        elif self.on_ask_later is not None:
+            self.on_ask_later(ip, port, answer)
+        else:
+            answer(self.on_ask(ip, port) or 0)
+
+    def _received_packet(self, packet: bytes, host_ip: int, port: int) -> None:
+        receiver = self.receivers.get(int.from_bytes(packet[16:20], "big"))
+        if receiver is None:
+            self.dropped += 1
+        else:
+            receiver(packet, host_ip, port)
+
+    def _answered(self, number: int, host_port: int) -> None:
+        waiting = self._asked.pop(number, None)
+        if waiting is not None:
+            waiting[1].cancel()
+            waiting[0](host_port)

@@ -1,0 +1,50 @@
+"""What netd is told when it starts, from the plan and from the runner."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, NamedTuple, Tuple
+
+from slurmlet.runner.network import addresses
+
+# How the pod's programs are attached.
+FAST, NO_NETNS, PACKETS = "fast", "no-netns", "packets"
+
+
+class HostPort(NamedTuple):
+    protocol: str  # "tcp" or "udp"
+    host_ip: str
+    host_port: int
+    port: int
+
+
+class Setup(NamedTuple):
+    ip: int
+    # (base, mask)
+    pod_range: Tuple[int, int]
+    service_range: Tuple[int, int]
+    key: bytes
+    node: str
+    # The node's address, as the hub and other nodes reach it.
+    host_ip: int
+    host_ports: List[HostPort]
+
+    def in_pods(self, ip: int) -> bool:
+        return ip & self.pod_range[1] == self.pod_range[0]
+
+    def in_services(self, ip: int) -> bool:
+        return ip & self.service_range[1] == self.service_range[0]
+
+
+def from_plan(network: Dict[str, Any], host_ip: str) -> Setup:
+    return Setup(
+        ip=addresses.number(network["ip"]),
+        pod_range=addresses.network(network["pod_range"]),
+        service_range=addresses.network(network["service_range"]),
+        key=bytes.fromhex(network["key"]),
+        node=str(network["node"]),
+        host_ip=addresses.number(host_ip),
+        host_ports=[
+            HostPort(str(each[0]), str(each[1]), int(each[2]), int(each[3]))
+            for each in network.get("host_ports") or []
+        ],
+    )

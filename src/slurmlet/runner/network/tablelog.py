@@ -1,0 +1,34 @@
+"""All that the hub pushed, kept by the runner as it came: a new netd is told all of it again, also while the hub is away."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterator
+
+_TABLES = ("pods", "services", "node_ports")
+_MAX_ENTRIES = 1000
+
+
+class TableLog:
+    def __init__(self) -> None:
+        self._tables: Dict[str, Dict[str, Any]] = {name: {} for name in _TABLES}
+        self._policy: Dict[str, Any] = {}
+
+    def apply(self, message: Dict[str, Any]) -> None:
+        for name, table in self._tables.items():
+            if message.get("reset"):
+                table.clear()
+            for key, value in (message.get(name) or {}).items():
+                if value is None:
+                    table.pop(key, None)
+                else:
+                    table[key] = value
+        if "policy" in message:
+            self._policy = {"policy": message["policy"]}
+
+    def messages(self) -> Iterator[Dict[str, Any]]:
+        """What a netd that knows nothing is to be told."""
+        yield {"reset": True, **self._policy}
+        for name, table in self._tables.items():
+            keys = list(table)
+            for first in range(0, len(keys), _MAX_ENTRIES):
+                yield {name: {key: table[key] for key in keys[first : first + _MAX_ENTRIES]}}

@@ -1,0 +1,81 @@
+"""Where a task of the step begins: the first one drives the run, the others serve their hosts."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from slurmlet.base.errors import SlurmletError
+from slurmlet.model.allocationnodes import node_name
+from slurmlet.running import allocating, places
+from slurmlet.running.arguments import Request
+
+_POLL_S = 0.05
+
+
+def run(request: Request) -> int:
+    """`slurmlet run`, wherever it is typed. Returns the exit code, or does not return: it becomes srun."""
+    task = allocating.task_here(os.environ)
+    if task is None:
+        _become_srun(request)
+        raise AssertionError("exec does not return")
+    if task.drives:
+        from slurmlet.running.guarding import guarded_run
+
+        return guarded_run(task, request)
+    if task.is_first_here:
+        _become_agent(task, request.timeout_s)
+    return 0
+
+
+def _become_srun(request: Request) -> None:
+    terminal = not request.command and not request.wait and sys.stdin.isatty()
+    if sys.stderr.isatty() and not request.verbose:
+        from dataclasses import replace
+
+        request = replace(request, verbose=True)
+    program = [sys.executable, "-P", "-m", "slurmlet.running", *request.inner_words()]
+    argv = allocating.srun_argv(os.environ, request.srun, program, terminal=terminal)
+    try:
+        os.execvpe(argv[0], argv, allocating.srun_environment(os.environ))  # noqa: S606
+    except FileNotFoundError as error:
+        raise SlurmletError(
+            "there is no srun on this host", hint="Use a login host of the site, or run inside a job."
+        ) from error
+
+
+def agent_argv(shared: Path, host: str) -> list[str]:
+    # Isolated, and without site: the agent needs the standard library only.
+    node = shared / "nodes" / node_name(host)
+    return [sys.executable, "-IS", str(shared / "runner.pyz"), "agent", "--run", str(node)]
+
+
+def _become_agent(task: allocating.Task, timeout_s: float) -> None:
+    shared = places.shared_of(task.key)
+    if not _appears(shared / "nodes" / node_name(task.host), "runner.pem", timeout_s):
+        print(f"slurmlet: {task.host} heard nothing of the first host of its job", file=sys.stderr)
+        return
+    argv = agent_argv(shared, task.host)
+    os.execv(argv[0], argv)  # noqa: S606
+
+
+def _appears(directory: Path, name: str, timeout_s: float) -> bool:
+    """Listed, not looked up by name: NFS remembers for long that a name was not there."""
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        for parent in (directory.parent.parent, directory.parent, directory):
+            names = _names(parent)
+        if name in names:
+            return True
+        time.sleep(_POLL_S)
+    return False
+
+
+def _names(directory: Path) -> Sequence[str]:
+    try:
+        return os.listdir(directory)  # noqa: PTH208
+    except OSError:
+        return ()

@@ -1,0 +1,70 @@
+"""Images of servers: what decides that one is made anew, and that what is written is an image."""
+
+from __future__ import annotations
+
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from slurmlet.images.archives import find_images
+from slurmlet.images.bundles import open_bundle
+from slurmlet.testbed import serverimages
+from slurmlet.testbed.debian import Archive
+from slurmlet.upstream import pinning
+
+IMAGE = serverimages.IMAGES[0]
+
+
+def tree(root: Path) -> Path:
+    (root / "usr/bin").mkdir(parents=True)
+    (root / "usr/bin/program").write_bytes(b"x" * 1000)
+    (root / "usr/bin/program").chmod(0o755)
+    (root / "bin").symlink_to("usr/bin")
+    return root
+
+
+def test_the_archive_is_an_image_with_the_tree(tmp_path: Path) -> None:
+    serverimages.write_archive(tree(tmp_path / "t"), IMAGE, tmp_path / "made.tar")
+    with open_bundle(tmp_path / "made.tar", tmp_path) as bundle:
+        (image,) = find_images(bundle, pinning.architecture()[0])
+        assert image.names == (IMAGE.reference,)
+        with bundle.open(image.layers[0].name) as opened, tarfile.open(fileobj=opened) as layer:
+            kept = {member.name: member for member in layer}
+    assert (kept["usr/bin/program"].size, kept["usr/bin/program"].mode) == (1000, 0o755)
+    assert kept["bin"].linkname == "usr/bin"
+    assert {member.uid for member in kept.values()} == {0}
+
+
+def test_the_same_tree_gives_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        serverimages.write_archive(tree(tmp_path / name), IMAGE, tmp_path / f"{name}.tar")
+    assert (tmp_path / "one.tar").read_bytes() == (tmp_path / "two.tar").read_bytes()
+
+
+def test_a_changed_recipe_is_another_image() -> None:
+    changed = replace(IMAGE, packages=(*IMAGE.packages, "one-more"))
+    assert serverimages.image_key(changed) != serverimages.image_key(IMAGE)
+    assert len({serverimages.image_key(image) for image in serverimages.IMAGES}) == len(serverimages.IMAGES)
+
+
+def test_nothing_of_apt_that_is_called_installs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state of its own does not keep apt from installing into the machine; only --simulate does."""
+    calls: list[list[str]] = []
+
+    def note(argv: list[str], **_: object) -> object:
+        calls.append(argv)
+        return type("Done", (), {"stdout": "Inst tiny (1.0 Debian:13 [amd64])\n"})()
+
+    monkeypatch.setattr("slurmlet.testbed.debian.run", note)
+    monkeypatch.setattr("slurmlet.testbed.debian.machine_mirror", lambda: "mirror")
+    archive = Archive(tmp_path / "apt", tmp_path / "debs")
+    archive.refresh()
+    (tmp_path / "debs/tiny_1.0_amd64.deb").touch()
+    archive.unpack(["tiny"], (), tmp_path / "tree")
+    assert calls
+    for argv in calls:
+        assert argv[0] in ("apt-get", "dpkg-deb")
+        assert "install" not in argv or "--simulate" in argv
+        assert argv[0] == "apt-get" or argv[1] == "--extract"
