@@ -201,3 +201,41 @@ class TestListen:
             return len(select.select([], clients, [], 0.2)[1])
 
         assert world.one.run(program) == 4
+
+
+class TestMirror:
+    """What untrapped programs and `ss` see in the pod's own namespace; here that is the namespace of the test."""
+
+    class Here:
+        @staticmethod
+        def tcp(family: int) -> socket.socket:
+            return socket.socket(family, socket.SOCK_STREAM)
+
+    def test_shows_the_listener_and_carries_those_who_come_to_it(self, world: World) -> None:
+        world.one.die()
+        world.one.pod_sockets = self.Here()
+        world.one.begin()
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+
+        def program() -> Any:
+            made = bound(LOCAL4, port)
+            made.listen()
+            connection, peer = made.accept()
+            connection.sendall(b"hello")
+            connection.close()
+            return peer[0]
+
+        running = world.one.start(program)
+        world.until(lambda: world.one.supervisor.counts["accept"] == 1)
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            assert world.finish(running) == ["127.0.0.1"]
+            client.setblocking(False)
+            world.until(lambda: bool(select.select([client], [], [], 0)[0]))
+            assert client.recv(5) == b"hello"
+        # Both ends of the relay hear of it.
+        world.loop.run_until(lambda: False, 0.2)
+        world.one.supervisor._ports.check()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))

@@ -75,6 +75,16 @@ def test_an_announced_connection_is_known_once(net: Net) -> None:
     assert server.overlay.claim(LOOPBACK, 50777) is None
 
 
+def test_an_announcement_that_nobody_claims_is_forgotten(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = net.end()
+    server.overlay.expect(LOOPBACK, 50777, WHAT)
+    server.overlay.expect(LOOPBACK, 50778, WHAT)
+    assert server.overlay.claim(LOOPBACK, 50778) == WHAT
+    now_s = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now_s + 61)
+    assert server.overlay.claim(LOOPBACK, 50777) is None
+
+
 def test_who_has_another_key_is_not_believed(net: Net) -> None:
     stranger, server = net.end("22"), net.end()
     stranger.overlay.announce(server.peer, 50777, WHAT)

@@ -484,6 +484,17 @@ class TestNetd:
         for fd in go:
             os.close(fd)
 
+    def test_survives_a_call_it_cannot_serve(self, world: World, capsys: pytest.CaptureFixture[str]) -> None:
+        def broken(*_: Any) -> None:
+            raise OSError(errno.EMFILE, "too many")
+
+        world.one.supervisor._ports.claim = broken  # type: ignore[method-assign,assignment]
+        assert world.one.run(lambda: errno_of(lambda: socket.socket().bind(("", 80)))) == errno.EMFILE
+        assert (
+            world.one.run(lambda: errno_of(lambda: socket.create_connection((ONE, 80)))) == errno.ECONNREFUSED
+        )
+        assert "too many" in capsys.readouterr().err
+
     def test_closed_sockets_are_forgotten(self, world: World) -> None:
         def client() -> Any:
             for _ in range(200):

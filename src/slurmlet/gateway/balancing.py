@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from slurmlet.gateway.settings import Settings
@@ -21,22 +22,36 @@ _EVERYWHERE = "0.0.0.0"
 class Balancers:
     def __init__(self, settings: Settings, tables: Tables) -> None:
         self._settings, self._tables = settings, tables
+        self._lowest_port = _lowest_port()
         self._balancers: dict[tuple[int, int], Target] = {}
         self._sources: dict[tuple[int, int], list[tuple[int, int]]] = {}
         # (protocol, address, port) of Services at addresses of this host.
         self._external: dict[tuple[int, str, int], Target] = {}
+        self._old: set[tuple[int, str, int]] = set()
 
     def apply(self, message: dict[str, Any]) -> None:
         """A "network" message of the hub (docs/network.md), before the tables have it."""
         if message.get("reset"):
-            self._external.clear()
+            # As the tables do: what is not told again goes when all has been told.
+            self._old = set(self._external)
+            if "complete" not in message:
+                self._forget_old()
         if "load_balancers" in message:
             # Always the whole table, in a message of its own: a reset says nothing about it.
             self._balance(message["load_balancers"])
         for name, raw in (message.get("services") or {}).items():
             ip, protocol, port = name.split()
             if ip in self._settings.host_addresses and protocol in _NUMBERS:
-                self._set(self._external, (_NUMBERS[protocol], ip, int(port)), raw)
+                key = (_NUMBERS[protocol], ip, int(port))
+                self._old.discard(key)
+                self._set(self._external, key, raw)
+        if message.get("complete"):
+            self._forget_old()
+
+    def _forget_old(self) -> None:
+        for key in self._old:
+            self._external.pop(key, None)
+        self._old = set()
 
     def _balance(self, raw: dict[str, Any]) -> None:
         before, self._balancers = self._balancers, {}
@@ -66,7 +81,8 @@ class Balancers:
             if target.to
         }
         for (protocol, ip, port), target in self._external.items():
-            if target.to and (protocol, port) not in self._balancers:
+            # Low ports are root's here. The hub says at a load balancer's Service which port serves it instead.
+            if target.to and port >= self._lowest_port and (protocol, port) not in self._balancers:
                 found[Door(protocol, ip, port)] = self._behind(lambda: self._external, (protocol, ip, port))
         return found
 
@@ -93,3 +109,10 @@ class Balancers:
         """Whether `loadBalancerSourceRanges` of the Service, where it has any, hold this client."""
         ranges = self._sources.get(key)
         return ranges is None or any(client & mask == base for base, mask in ranges)
+
+
+def _lowest_port(path: Path = Path("/proc/sys/net/ipv4/ip_unprivileged_port_start")) -> int:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return 1024

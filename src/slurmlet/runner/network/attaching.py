@@ -76,7 +76,12 @@ class PodNetwork:
         return str(self._plan.get("hostname") or socket.gethostname())
 
     def resolv_conf(self) -> str:
-        return resolv_conf(self._plan.get("resolv_conf"))
+        plan = self._plan.get("resolv_conf")
+        text = resolv_conf(plan)
+        if self.mode == NO_NETNS and plan is not None and plan.get("base") is not None:
+            # Only TCP is translated there: glibc and Go then ask the cluster's DNS by TCP. (musl knows no such option.)
+            text += "options use-vc\n"
+        return text
 
     @property
     def enter(self) -> Callable[[], None]:

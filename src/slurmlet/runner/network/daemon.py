@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -75,6 +76,9 @@ def _become_netd(start: Start) -> None:
     if start.space is not None:
         kept |= {start.space.netns_fd, start.space.tun_fd}
     _close_others(kept)
+    # Each call that waits, relay and pidfd is a descriptor; a soft limit is for programs that use select().
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _close_others(kept: Set[int]) -> None:

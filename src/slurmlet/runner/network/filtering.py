@@ -93,7 +93,8 @@ def install(no_netns: bool = False) -> int:
     """Filter this process and all it will start; the descriptor that netd must serve from now on.
 
     For a forked child with CAP_SYS_ADMIN in its user namespace: so no_new_privs is not needed, and setuid programs of
-    the image go on working. Without somebody serving the descriptor the next socket() waits for ever.
+    the image go on working. Without somebody serving the descriptor the next socket() waits for ever. The filter is the
+    same for a pod without a network namespace: its UDP is the host's, and DNS goes by TCP there.
     """
     del no_netns
     known = machine()

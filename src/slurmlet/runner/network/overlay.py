@@ -37,6 +37,10 @@ DENIED = 1
 _ASK_AGAIN_S, _ASK_TIMES = 0.1, 8
 # Announcements whose connection nobody has accepted yet: listeners have backlogs of thousands.
 _MAX_EXPECTED = 65536
+# One that nobody claimed is forgotten: later, the source port may be a stranger's. A connection that really waited so long
+# in a backlog is asked for (whois).
+_EXPECTED_S = 60.0
+_NOTHING: Tuple[None, float] = (None, 0.0)
 _MAX_AT_ONCE = 64
 
 OnAnswer = Callable[[Optional[int]], None]
@@ -71,7 +75,8 @@ class Overlay:
     def __init__(self, loop: Loop, setup: Setup, tables: Tables, sock: socket.socket) -> None:
         self._loop, self._setup, self._tables, self._socket = loop, setup, tables, sock
         self._hash = hashlib.blake2b(digest_size=_TAG_BYTES, key=setup.key)
-        self._expected: Dict[Tuple[int, int], Announcement] = {}
+        # With the time it came; the oldest first.
+        self._expected: Dict[Tuple[int, int], Tuple[Announcement, float]] = {}
         self._asked: Dict[int, Tuple[OnAnswer, Timer]] = {}
         self._next_number = int.from_bytes(os.urandom(4), "big")
         # Set by the parts that want them.
@@ -144,13 +149,19 @@ class Overlay:
         key = (host_ip, host_source_port)
         if key not in self._expected:
             self.drain()
-        return self._expected.pop(key, None)
+        what, came_s = self._expected.pop(key, _NOTHING)
+        return what if time.monotonic() - came_s < _EXPECTED_S else None
 
     def expect(self, host_ip: int, host_source_port: int, what: Announcement) -> None:
         """A connection from ourselves: no datagram is needed to know it."""
-        if len(self._expected) >= _MAX_EXPECTED:
-            self._expected.pop(next(iter(self._expected)))
-        self._expected[(host_ip, host_source_port)] = what
+        now_s = time.monotonic()
+        while self._expected:
+            oldest = next(iter(self._expected))
+            if len(self._expected) < _MAX_EXPECTED and now_s - self._expected[oldest][1] < _EXPECTED_S:
+                break
+            del self._expected[oldest]
+        self._expected.pop((host_ip, host_source_port), None)
+        self._expected[(host_ip, host_source_port)] = (what, now_s)
 
     def drain(self) -> None:
         for _ in range(_MAX_AT_ONCE):

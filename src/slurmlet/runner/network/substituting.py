@@ -12,7 +12,7 @@ import os
 import select
 import socket
 import struct
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Optional
 
 from slurmlet.runner.loop import Loop
 from slurmlet.runner.network import addresses, filtering
@@ -20,7 +20,7 @@ from slurmlet.runner.network.accepting import Accepting
 from slurmlet.runner.network.connecting import Connecting, OnDialled
 from slurmlet.runner.network.hostsockets import HostSockets
 from slurmlet.runner.network.journal import Journal
-from slurmlet.runner.network.listeners import Ports
+from slurmlet.runner.network.listeners import Claim, Ports
 from slurmlet.runner.network.notifying import Call, Listener, Processes, decode
 from slurmlet.runner.network.overlay import Overlay
 from slurmlet.runner.network.setup import Setup
@@ -35,7 +35,7 @@ _size = struct.Struct("=I").pack
 _COUNTED = (
     *("socket", "bind", "listen", "connect", "accept", "getsockname", "getpeername", "not ours"),
     *("connects pod", "connects inner", "connects host", "connects denied", "connects failed", "asked"),
-    *("accepted", "announced late", "refused in", "strangers"),
+    *("accepted", "announced late", "refused in", "strangers", "relayed", "failed"),
 )
 
 
@@ -72,9 +72,19 @@ class Supervisor:
         overlay.on_ask = self._ports.host_port
         self._ports.before_check = self._accepting.check
         self._ports.on_gone = self._accepting.gone
+        self._ports.on_mirror = self._mirrored
         self._listeners: Dict[int, Listener] = {}
         self._spare: Dict[int, List[Socket]] = {}
         self._spare_fds: Dict[int, int] = {}
+        self._handlers = self._all_handlers()
+        self._journal = Journal(loop, journal_path, self._table, self._ports)
+        self._connecting.on_named = self._accepting.on_named = self._journal.named
+        self._connecting.on_waiting = self._accepting.on_waiting = self._journal.waits
+        self._journal.waiting = [self._accepting.waiting, self._connecting.waiting]
+        self._received = self._journal.received
+        self._journal.restore()
+
+    def _all_handlers(self) -> Dict[int, Callable[[Call], None]]:
         numbers = filtering.machine().numbers
         handlers = {
             filtering.SOCKET: self._socket,
@@ -86,13 +96,7 @@ class Supervisor:
             filtering.BIND: self._bind,
             filtering.LISTEN: self._listen,
         }
-        self._handlers = {numbers[name]: handler for name, handler in handlers.items()}
-        self._journal = Journal(loop, journal_path, self._table, self._ports)
-        self._connecting.on_named = self._accepting.on_named = self._journal.named
-        self._connecting.on_waiting = self._accepting.on_waiting = self._journal.waits
-        self._journal.waiting = [self._accepting.waiting, self._connecting.waiting]
-        self._received = self._journal.received
-        self._journal.restore()
+        return {numbers[name]: handler for name, handler in handlers.items()}
 
     @property
     def listeners(self) -> Dict[int, int]:
@@ -102,6 +106,28 @@ class Supervisor:
     def dial(self, ip: int, port: int, source_ip: int, done: OnDialled) -> None:
         """Connect to a pod, this one or another, as source_ip; done(socket, 0) or done(None, errno)."""
         self._connecting.dial(ip, port, source_ip, done)
+
+    def _mirrored(self, claim: Claim) -> None:
+        """Somebody came through the pod's own namespace: a program that the filter does not know (i386, x32)."""
+        try:
+            caller, name = claim.mirror.accept() if claim.mirror is not None else (None, ("", 0))
+        except OSError:
+            return
+        if caller is None:
+            return
+        self.counts["relayed"] += 1
+        target, source = (addresses.number(_four(each[0])) for each in (caller.getsockname(), name))
+
+        def dialled(made: Optional[socket.socket], _code: int) -> None:
+            from slurmlet.runner.network.relaying import Relay
+            from slurmlet.runner.network.relaying import reset as refuse
+
+            if made is None:
+                refuse(caller)
+            else:
+                Relay(self._loop, caller, made)
+
+        self._connecting.dial(target, claim.port, source, dialled)
 
     def close(self) -> None:
         """Give up what is held for the pod's programs; their sockets stay theirs."""
@@ -122,8 +148,7 @@ class Supervisor:
         """Serve a filter until the last process that has it is gone; the descriptor is ours from now on."""
         listener = Listener(notify_fd)
         for raw in self._journal.unanswered(listener):
-            call = decode(listener, raw)
-            self._handlers[call.nr](call)
+            self._serve(decode(listener, raw))
         self._listeners[notify_fd] = listener
         self._loop.reading(notify_fd, lambda: self._notified(listener, on_gone))
 
@@ -137,8 +162,18 @@ class Supervisor:
         raw = listener.receive()
         if raw is not None:
             self._received(raw)
-            call = decode(listener, raw)
+            self._serve(decode(listener, raw))
+
+    def _serve(self, call: Call) -> None:
+        try:
             self._handlers[call.nr](call)
+        except Exception as error:
+            # One call must not end the network of a pod, and the next netd would only meet it again.
+            import traceback
+
+            traceback.print_exc()
+            self.counts["failed"] += 1
+            call.answer((error.errno if isinstance(error, OSError) else 0) or errno.EIO)
 
     def _copy(self, call: Call) -> int:
         """A copy of the socket a call is about; answers the call itself where there is none."""
@@ -338,3 +373,10 @@ class Supervisor:
         else:
             written = self._processes.write(call.pid, call.a1, name[:room], call.a2, _size(len(name)))
             call.answer(0 if written else errno.EFAULT)
+
+
+def _four(host: str) -> str:
+    """An address of the pod as IPv4: a mapped one, or ::1."""
+    if ":" not in host:
+        return host
+    return host[7:] if host.startswith("::ffff:") else "127.0.0.1"
