@@ -28,9 +28,7 @@ unit: setup ## Unit and contract tests only: no root, no network
 	@$(BIN)/pytest tests/unit tests/contract
 
 e2e: setup ## Tests on the testbed only (make e2e T="-k logs" picks some)
-	@trap '$(BIN)/slurmlet testbed down' EXIT; \
-	$(BIN)/slurmlet testbed up; \
-	$(BIN)/pytest tests/e2e $(T)
+	@tests/e2e/run $(T)
 
 conformance: setup ## Upstream's conformance specs on a testbed of their own (FOCUS=… picks, ARGS=--list shows; docs/conformance.md)
 	@export SLURMLET_TESTBED_NAME=run-conformance; \

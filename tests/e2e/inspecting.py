@@ -38,7 +38,7 @@ for entry in os.listdir("/proc"):
     except OSError:
         continue
     if any(word in line for word in sys.argv[1:]):
-        print(entry, status["PPid"].strip(), status["Uid"].split()[0], line.strip())
+        print(entry, status["PPid"].strip(), status["Uid"].split()[0], " ".join(line.split()))
 """
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from slurmlet.base.processes import Completed
 from slurmlet.testbed.hosts import Testbed
 from slurmlet.testbed.serverimages import load
 from slurmlet.testbed.settings import address_of
@@ -89,6 +90,11 @@ def ask(host, port, line, rest=b"", limit_s=10):
         while piece := connection.recv(1 << 18):
             yield piece
 
+def begun(seen):
+    # Whoever waits for the first answer of a watcher reads this.
+    if len(seen) == 1:
+        print("begun", file=sys.stderr, flush=True)
+
 def who(host, port, limit_s=10):
     return json.loads(b"".join(ask(host, port, "who", limit_s=limit_s or 10)))
 
@@ -147,7 +153,48 @@ def watch(host, port, seconds):
         except OSError as error:
             name = type(error).__name__
         seen.append([at, name])
+        begun(seen)
         time.sleep(0.01)
+    return seen
+
+def hold(host, port, seconds):
+    # One connection, kept: what came back over it when.
+    seen, end = [], time.time() + seconds
+    with socket.create_connection((host, port), 10) as connection:
+        connection.settimeout(5)
+        connection.sendall(b"echo\n")
+        while time.time() < end:
+            at = time.time()
+            try:
+                connection.sendall(b"still")
+                name = connection.recv(100).decode()
+            except OSError as error:
+                name = type(error).__name__
+            seen.append([at, name])
+            begun(seen)
+            time.sleep(0.05)
+    return seen
+
+def watch_name(host, _, seconds):
+    # When the cluster's DNS told an address, by questions of our own: a resolver would hide five seconds of silence.
+    (server,) = [line.split()[1] for line in open("/etc/resolv.conf") if line.startswith("nameserver")]
+    labels = b"".join(bytes([len(part)]) + part.encode() for part in host.split("."))
+    question = b"\x12\x34\x01\x00\x00\x01" + bytes(6) + labels + b"\x00\x00\x01\x00\x01"
+    seen, end = [], time.time() + seconds
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+        client.settimeout(0.1)
+        client.connect((server, 53))
+        while time.time() < end:
+            at = time.time()
+            try:
+                client.send(question)
+                told = client.recv(512)
+                name = "found" if told[3] & 15 == 0 and told[7] else "not found"
+            except OSError as error:
+                name = type(error).__name__
+            seen.append([at, name])
+            begun(seen)
+            time.sleep(0.01)
     return seen
 
 answers = []
@@ -163,7 +210,16 @@ Question = tuple[str, str, int, Any]
 
 
 class Net(Kubectl):
-    """kubectl in one namespace, with words for the tests of the network."""
+    """kubectl in one namespace, with words for the tests of the network. Addresses are looked up once."""
+
+    def __init__(self, testbed: Testbed, namespace: str, cluster: str) -> None:
+        super().__init__(testbed, namespace, cluster=cluster)
+        self._addresses: dict[tuple[str, str], str] = {}
+
+    def __call__(self, *arguments: str, **options: Any) -> Completed:
+        if arguments[0] in ("delete", "rollout"):
+            self._addresses.clear()
+        return super().__call__(*arguments, **options)
 
     def ask(self, pod_name: str, *questions: Question, timeout_s: float = 90) -> list[Any]:
         """What the prober in that pod's first container saw."""
@@ -186,7 +242,10 @@ class Net(Kubectl):
         return self("exec", *flags, pod_name, "--", *argv, check=check, timeout_s=timeout_s, stdin=stdin)
 
     def ip(self, pod_name: str) -> str:
-        return str(eventually(lambda: self.pod(pod_name)["status"].get("podIP")))
+        key = "pod", pod_name
+        if key not in self._addresses:
+            self._addresses[key] = str(eventually(lambda: self.pod(pod_name)["status"].get("podIP")))
+        return self._addresses[key]
 
     def ready(self, *names: str, timeout_s: float = 90) -> None:
         pods = [f"pod/{name}" for name in names]
@@ -197,7 +256,10 @@ class Net(Kubectl):
         eventually(lambda: "ready" in self("logs", pod_name, "-c", container, check=False).stdout)
 
     def cluster_ip(self, service_name: str) -> str:
-        return str(self.get("service", service_name)["spec"]["clusterIP"])
+        key = "service", service_name
+        if key not in self._addresses:
+            self._addresses[key] = str(self.get("service", service_name)["spec"]["clusterIP"])
+        return self._addresses[key]
 
     def name_of(self, service_name: str) -> str:
         return f"{service_name}.{self.namespace}.svc.{CLUSTER_DOMAIN}"
@@ -207,7 +269,7 @@ class Net(Kubectl):
 def network_namespace(testbed: Testbed, cluster: str, *images: str) -> Iterator[Net]:
     """A namespace of its own, and the images (tools is always there)."""
     load(testbed, ["tools", *images])
-    net = Net(testbed, f"n-{uuid.uuid4().hex[:8]}", cluster=cluster)
+    net = Net(testbed, f"n-{uuid.uuid4().hex[:8]}", cluster)
     net("create", "namespace", net.namespace)
     eventually(lambda: net("get", "serviceaccount", "default", check=False).ok)
     try:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from slurmlet.base.processes import Completed
@@ -47,20 +48,29 @@ class Background:
         found = processes(self.testbed, host, f"runs/run-{self.job_id}-", f"_runs/{self.job_id}-")
         return [one for one in found if all(word in one.line for word in words)]
 
-    def task(self, host: str) -> Process:
-        """The process that Slurm started there."""
-        everything = processes(self.testbed, host, "slurmlet.running", f"_runs/{self.job_id}-")
-        pids = {one.pid for one in everything}
-        return next(one for one in everything if one.parent not in pids)
+    @property
+    def first_host(self) -> str:
+        return next(host for host in self.testbed.plan.hosts if self.processes(host, "slurmlet.hub"))
+
+    def chain(self) -> dict[str, str]:
+        """The pids above the hub on the first host."""
+        host = self.first_host
+        pid = self.processes(host, "slurmlet.hub")[0].parent
+        found = {"supervisor": pid}
+        for name in ("driver", "guard"):
+            said = self.testbed.run(["ps", "-o", "ppid=", "-p", pid], host=host, user="root").stdout
+            found[name] = pid = said.strip()
+        return found
 
     def kill(self, host: str, pid: str, signal: str = "KILL") -> None:
         self.testbed.run(["kill", f"-{signal}", pid], host=host, user="root")
 
 
-def start(
+@contextmanager
+def started(
     testbed: Testbed, script: str, *words: str, setup: str = ON_EVERY_NODE, user: str = "user1"
-) -> Background:
-    """Start `script` in a run; returns when its `setup` (pods on every node, unless told otherwise) is done."""
+) -> Iterator[Background]:
+    """Start `script` in a run; goes on when its `setup` (pods on every node, unless told otherwise) is done."""
     told = f"echo {READY} $SLURM_JOB_ID $(kubectl get pods -o jsonpath='{{.items[*].metadata.uid}}' | tr '\\n' ' ')"
     argv = ["slurmlet", "run", *words, "--", "sh", "-c", f"{setup}\n{told}\n{script}"]
     process = testbed.popen(argv, user=user)
@@ -70,7 +80,11 @@ def start(
         testbed.stop(process)
         raise AssertionError(f"{line}{process.communicate()[1].decode()}")
     job_id, *uids = line.split()[1:]
-    return Background(testbed, process, job_id, uids, user)
+    try:
+        yield Background(testbed, process, job_id, uids, user)
+    finally:
+        testbed.run(["scancel", "--quiet", job_id], user=user, check=False)
+        testbed.stop(process)
 
 
 def leftovers(testbed: Testbed, job_id: str, uids: Sequence[str] = (), user: str = "user1") -> list[str]:

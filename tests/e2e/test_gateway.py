@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import hashlib
 import json
 import random
 import subprocess
@@ -54,6 +53,24 @@ print("ready", flush=True)
 server.serve_forever()
 """
 
+# A question each 50 ms, without waiting for answers; the time of each answer that comes.
+ASKS = r"""
+import socket, sys, time
+
+name = b"".join(bytes([len(label)]) + label.encode() for label in sys.argv[1].split(".")) + b"\0"
+server = next(line.split()[1] for line in open("/etc/resolv.conf") if line.startswith("nameserver"))
+client = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+client.settimeout(0.05)
+for number in range(1 << 16):
+    head = number.to_bytes(2, "big") + bytes((1, 0, 0, 1, 0, 0, 0, 0, 0, 0))
+    client.sendto(head + name + bytes((0, 1, 0, 1)), (server, 53))
+    try:
+        while client.recv(4096)[3] & 15 == 0:
+            print(time.clock_gettime(time.CLOCK_BOOTTIME), flush=True)
+    except OSError:
+        pass
+"""
+
 
 @pytest.fixture(scope="module")
 def net(testbed: Testbed, cluster: str) -> Iterator[Net]:
@@ -76,13 +93,9 @@ def curl(testbed: Testbed, *words: str, user: str = "user1", check: bool = True)
 def digest_of(testbed: Testbed, *words: str) -> tuple[str, str]:
     """(what came, what the pod says it should be) of the large file at the address that is the last of `words`."""
     *options, url = words
-    process = testbed.popen(["curl", "-sS", *options, f"{url}/large"], user="user1", stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    came = hashlib.sha256()
-    while piece := process.stdout.read(1 << 18):
-        came.update(piece)
-    process.wait(30)
-    return came.hexdigest(), curl(testbed, *options, f"{url}/sum").stdout.strip()
+    summing = ["sh", "-c", 'curl -sS --max-time 60 "$@" | sha256sum', "sh", *options, f"{url}/large"]
+    came = testbed.run(summing, user="user1", timeout_s=70).stdout.split()[0]
+    return came, curl(testbed, *options, f"{url}/sum").stdout.strip()
 
 
 class TestApiServer:
@@ -237,16 +250,17 @@ class TestProxy:
         finally:
             testbed.stop(everything)
 
-    def test_its_variables_are_for_any_program(self, testbed: Testbed, proxy: int) -> None:
+    def test_its_variables_are_for_any_program(self, net: Net, testbed: Testbed) -> None:
+        argv = ["slurmlet", "proxy", "-c", CLUSTER, "-n", net.namespace, "-o", "json"]
+        process = testbed.popen(argv, user="user1", stdout=subprocess.PIPE)
         script = f'eval "$(slurmlet proxy -c {CLUSTER} --print-env)"; curl -sS --max-time 10 http://web:8080/'
-        # Whichever of the proxies of this cluster came last is the one that is named.
-        said = testbed.run(
-            ["sh", "-c", f"slurmlet proxy -c {CLUSTER} --print-env"], user="user1", check=False
-        )
-        if said.ok:
+        try:
+            read_address(process)
             assert HELLO in testbed.run(["sh", "-c", script], user="user1").stdout
-        else:
-            assert "no `slurmlet proxy` runs" in said.stderr
+        finally:
+            testbed.stop(process)
+        gone = testbed.run(["slurmlet", "proxy", "-c", CLUSTER, "--print-env"], user="user1", check=False)
+        assert "no `slurmlet proxy` runs" in gone.stderr
 
 
 class TestStrangers:
@@ -302,15 +316,17 @@ def test_after_a_kill_names_and_ports_work_again_within_two_seconds(
 ) -> None:
     cluster = Cluster(testbed, CLUSTER)
     at = net.get("service", "web")["spec"]["ports"][0]["nodePort"]
-    # In the pod, so that no exec has to find its way in meanwhile: ask without end, write down when it went well.
-    asking = 'while sleep 0.05; do nslookup web >/dev/null 2>&1 && cut -d" " -f1 /proc/uptime; done'
-    net.apply(pod(f"asks-{component}", asking))
+    # In the pod, so that no exec has to find its way in meanwhile.
+    net.apply(
+        pod(
+            f"asks-{component}", ["python3", "-u", "-c", ASKS, net.name_of("web")], container={"image": TOOLS}
+        )
+    )
     net.ready(f"asks-{component}")
     eventually(lambda: net("logs", f"asks-{component}").stdout)
     cluster.signal(cluster.pid(component), "KILL")
     killed_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     eventually(lambda: HELLO in curl(testbed, f"http://127.0.0.1:{at}/", check=False).stdout, 5, 0.05)
-    assert time.clock_gettime(time.CLOCK_BOOTTIME) - killed_s < 2
 
     def answered() -> list[float]:
         said = net("logs", f"asks-{component}", check=False).stdout.split()

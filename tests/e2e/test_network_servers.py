@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -43,13 +43,18 @@ def mounted(name: str) -> dict[str, Any]:
 
 
 def server(
-    name: str, command: str | list[str], number: int, image: str = SERVERS, **changes: Any
+    name: str,
+    command: str | list[str],
+    number: int,
+    image: str = SERVERS,
+    more: Sequence[dict[str, Any]] = (),
+    **changes: Any,
 ) -> tuple[dict[str, Any], ...]:
     """A pod that is ready once its port answers, and a Service of its name."""
     container = {"readinessProbe": probe(tcpSocket={"port": number}), **changes.pop("container", {})}
     labels = {"app": name}
     return (
-        service(name, labels, port(number)),
+        service(name, labels, port(number, name="main"), *more),
         placed(name, command, image=image, labels=labels, container=container, **changes),
     )
 
@@ -60,7 +65,10 @@ CONF = {"volumeMounts": [{"name": "conf", "mountPath": "/conf"}]}
 @pytest.fixture(scope="module")
 def net(testbed: Any, cluster: str) -> Iterator[Net]:
     """All servers at once: they start side by side."""
-    postgres = "initdb -D /tmp/d -A trust -U postgres >/dev/null && exec postgres -D /tmp/d -k /tmp -h '*'"
+    postgres = (
+        "initdb -D /tmp/d -A trust -U postgres >/dev/null && echo host all all all trust >>/tmp/d/pg_hba.conf"
+        " && exec postgres -D /tmp/d -k /tmp -h '*'"
+    )
     java = "mkdir -p /tmp/w; head -c 100000 /dev/zero >/tmp/w/page; exec java -m jdk.httpserver -b 0.0.0.0 -p 8000 -d /tmp/w"
     with network_namespace(testbed, cluster, "servers", "java") as net:
         net.apply(
@@ -79,7 +87,9 @@ def net(testbed: Any, cluster: str) -> Iterator[Net]:
             *server("node", ["node", "-e", NODE_SERVER], 80),
             *server("java", java, 8000, JAVA),
             *server("grpc", ["grpc-server"], 50051, image=TOOLS),
-            *server("iperf", ["iperf3", "-s"], 5201, image=TOOLS),
+            *server(
+                "iperf", ["iperf3", "-s"], 5201, image=TOOLS, more=[port(5201, name="udp", protocol="UDP")]
+            ),
             *server("asyncio", ["python3", "-c", ASYNCIO_SERVER], 7000, image=TOOLS),
         )
         net.ready(

@@ -72,9 +72,9 @@ def test_a_note_tells_slurms_reason_at_the_version_it_knows(keys: Path) -> None:
 def test_a_pod_that_runs_by_then_is_left_to_its_worker(keys: Path) -> None:
     async def scenario(api: Api, notes: Notes) -> None:
         api.on("PATCH", STATUS, 409)
-        started, gone, changed = queued_pod(), queued_pod(), queued_pod()
-        started.fate, gone.gone = Fate(Stage.RUNNING), True
-        for state in (started, gone):
+        started, over, gone, changed = queued_pod(), queued_pod(), queued_pod(), queued_pod()
+        started.report, over.fate, gone.gone = {"phase": "Running"}, Fate(Stage.ENDED), True
+        for state in (started, over, gone):
             notes.add(state)
             await asyncio.sleep(0.02)
         assert written(api) == []

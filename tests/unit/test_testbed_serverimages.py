@@ -49,8 +49,10 @@ def test_a_changed_recipe_is_another_image() -> None:
     assert len({serverimages.image_key(image) for image in serverimages.IMAGES}) == len(serverimages.IMAGES)
 
 
-def test_nothing_of_apt_that_is_called_installs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A state of its own does not keep apt from installing into the machine; only --simulate does."""
+def test_apt_runs_in_the_hosts_root_only_and_installs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A state of its own does not keep apt from installing into the machine; another root and --simulate do."""
     calls: list[list[str]] = []
 
     def note(argv: list[str], **_: object) -> object:
@@ -58,13 +60,21 @@ def test_nothing_of_apt_that_is_called_installs(tmp_path: Path, monkeypatch: pyt
         return type("Done", (), {"stdout": "Inst tiny (1.0 Debian:13 [amd64])\n"})()
 
     monkeypatch.setattr("slurmlet.testbed.debian.run", note)
-    monkeypatch.setattr("slurmlet.testbed.debian.machine_mirror", lambda: "mirror")
-    archive = Archive(tmp_path / "apt", tmp_path / "debs")
+    root = tmp_path / "root"
+    (root / "etc/apt").mkdir(parents=True)
+    (root / "etc/apt/sources.list").write_text("deb http://mirror.example/debian trixie main\n")
+    archive = Archive(root, tmp_path)
     archive.refresh()
-    (tmp_path / "debs/tiny_1.0_amd64.deb").touch()
+    assert "http://mirror.example/debian" in (tmp_path / "apt/sources.list").read_text()
+    (tmp_path / "downloads/tiny_1.0_amd64.deb").touch()
     archive.unpack(["tiny"], (), tmp_path / "tree")
-    assert calls
+    assert [argv[argv.index(str(root)) + 1 :] for argv in calls][-1] == [
+        "dpkg-deb",
+        "--extract",
+        "/mnt/downloads/tiny_1.0_amd64.deb",
+        "/mnt/tree",
+    ]
     for argv in calls:
-        assert argv[0] in ("apt-get", "dpkg-deb")
+        assert argv[0] == "unshare"
+        assert 'exec chroot "$root"' in argv[argv.index("-euc") + 1]
         assert "install" not in argv or "--simulate" in argv
-        assert argv[0] == "apt-get" or argv[1] == "--extract"

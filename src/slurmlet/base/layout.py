@@ -12,6 +12,7 @@
     pki/                          keys and certificates
     etcd/  logs/  run/            data, component logs, pids and locks
     pods/<uid>/                   one directory per pod: see PodFiles
+    pool.json                     how many pool nodes are wanted, of what kind
     nodes/<name>/                 one directory per allocation node: credential and log of its agent
     shared                        only in a cluster inside one job (`slurmlet run`): a link to a directory below
                                   _runs/, which then holds what other hosts read: hub.json, runner.pyz, pods/, nodes/,
@@ -189,6 +190,11 @@ class ClusterFiles:
     def node(self, name: str) -> PodFiles:
         """Of an allocation node's agent: `credential`, `hub_ca` and `job_log` mean the same as for a pod."""
         return PodFiles(self.nodes / name)
+
+    @property
+    def pool(self) -> Path:
+        """How many pool nodes the person wants; absent: none."""
+        return self.root / "pool.json"
 
     @property
     def nodes(self) -> Path:

@@ -20,6 +20,7 @@ COMMANDS = {
     "status": "What runs of my cluster, where, since when.",
     "ls": "Every cluster of mine.",
     "run": "A whole cluster inside one Slurm job, gone when its command ends.",
+    "pool": "Slurm allocations that serve pods at once: add, rm, size, ls.",
     "kubectl": "Run kubectl against my cluster.",
     "kubeconfig": "Print the path of my cluster's kubeconfig.",
     "shell": "Open a shell with KUBECONFIG set and kubectl on its PATH.",

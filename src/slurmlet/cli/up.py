@@ -24,6 +24,9 @@ from slurmlet.controlplane.using import default_cluster
     "--pod-range", metavar="CIDR", help="Addresses of pods, for a new cluster. [default: one that is free]"
 )
 @click.option("--service-range", metavar="CIDR", help="Addresses of Services, for a new cluster.")
+@click.option("--pool", type=click.IntRange(0), metavar="N", help="Keep N pool nodes: see `slurmlet pool`.")
+@click.option("--pool-min", type=click.IntRange(0), metavar="N", help="An elastic pool: always this many nodes.")
+@click.option("--pool-max", type=click.IntRange(0), metavar="N", help="And up to this many while pods wait.")
 @click.option("--timeout", "timeout_s", default=120.0, show_default=True, help="Seconds to wait.")
 def command(
     cluster: str,
@@ -31,6 +34,9 @@ def command(
     address: str | None,
     pod_range: str | None,
     service_range: str | None,
+    pool: int | None,
+    pool_min: int | None,
+    pool_max: int | None,
     timeout_s: float,
 ) -> None:
     """Bring up (or find running) my cluster; returns when a pod could be scheduled."""
@@ -40,6 +46,10 @@ def command(
     wanted = Wanted(pod_range, service_range)
     files = ClusterFiles.named(cluster)
     done = up(files, partitions=partitions, address=address, wanted=wanted, timeout_s=timeout_s)
+    if pool is not None or pool_min is not None or pool_max is not None:
+        from slurmlet.controlplane.pools import set_size
+
+        set_size(files, pool_min or pool or 0, pool_max)
     what = "is already running" if done.already_running else f"is up after {done.took_s:.1f} s"
     say(f"Cluster {cluster!r} {what}: Kubernetes {done.config.kubernetes}, nodes {', '.join(done.nodes)}")
     say(f"  export KUBECONFIG={done.files.kubeconfig}")

@@ -12,21 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurmlet.controlplane.components import Component
+from slurmlet.controlplane.components import HEALTHY_AFTER_S, Component
 from slurmlet.controlplane.config import now
 from slurmlet.controlplane.runfiles import start_ticks
 
 FIRST_BACKOFF_S = 0.5
 LONGEST_BACKOFF_S = 30.0
-HEALTHY_AFTER_S = 60.0
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-def next_backoff(current_s: float, ran_s: float) -> float:
+def next_backoff(current_s: float, ran_s: float, healthy_after_s: float = HEALTHY_AFTER_S) -> float:
     """How long to wait before the start after this death; `current_s` is the wait before this run, 0 at first."""
-    if current_s == 0 or ran_s >= HEALTHY_AFTER_S:
+    if current_s == 0 or ran_s >= healthy_after_s:
         return FIRST_BACKOFF_S
     return min(current_s * 2, LONGEST_BACKOFF_S)
 
@@ -115,7 +114,8 @@ class Child:
         self.sweep()
         self.process = None
         self.restarts += 1
-        self.backoff_s = next_backoff(self.backoff_s, time.monotonic() - self.began_s)
+        ran_s = time.monotonic() - self.began_s
+        self.backoff_s = next_backoff(self.backoff_s, ran_s, self.component.healthy_after_s)
         self.due_s = time.monotonic() + self.backoff_s
         return True
 

@@ -21,6 +21,9 @@ GATEWAY = "gateway"
 HUB = "hub"
 # A login host is shared: a control plane of one user needs no more threads than this at once.
 _MAX_PROCS = 4
+HEALTHY_AFTER_S = 60.0
+# Names and ways in are waited for: DNS comes back within 2 s.
+_PROMPT_S = 5.0
 _PATIENCE_S = 30 * 24 * 3600
 # CN of the certificate with which the API server calls aggregated APIs (pki.py, which takes long to import).
 FRONT_PROXY = "slurmlet:front-proxy"
@@ -39,6 +42,8 @@ class Component:
     # Starts once the hub has begun its work: it grants CoreDNS the right to read Services.
     needs_hub: bool = False
     stop_grace_s: float = 10.0
+    # One that ran this long did not fail at its start: the next one comes soon.
+    healthy_after_s: float = HEALTHY_AFTER_S
 
 
 def components(
@@ -58,9 +63,20 @@ def components(
         ),
         Component("kube-scheduler", tuple(scheduler(files, binaries)), small, needs_api=True),
         Component(
-            "coredns", tuple(coredns(files, binaries)), small, needs_api=True, needs_hub=True, stop_grace_s=2.0
+            "coredns",
+            tuple(coredns(files, binaries)),
+            small,
+            needs_api=True,
+            needs_hub=True,
+            stop_grace_s=2.0,
+            healthy_after_s=_PROMPT_S,
         ),
-        Component(GATEWAY, (sys.executable, "-P", "-m", "slurmlet.gateway", str(files.root)), small),
+        Component(
+            GATEWAY,
+            (sys.executable, "-P", "-m", "slurmlet.gateway", str(files.root)),
+            small,
+            healthy_after_s=_PROMPT_S,
+        ),
         Component(HUB, (sys.executable, "-P", "-m", "slurmlet.hub", str(files.root)), dict(environment)),
     ]
 

@@ -7,6 +7,7 @@ import time
 from slurmlet.base.errors import SlurmletError
 from slurmlet.model.jobs import uid_of
 from slurmlet.model.jobstates import holds_resources
+from slurmlet.model.pool import node_of
 from slurmlet.model.slurmfacts import Job
 from slurmlet.slurm.client import Scheduler, SlurmClient
 
@@ -20,7 +21,8 @@ def live_jobs(cluster_id: str, slurm: Scheduler | None = None) -> list[Job]:
     return [
         job
         for job in slurm.jobs()
-        if uid_of(cluster_id, job.comment) is not None and holds_resources(job.state)
+        if (uid_of(cluster_id, job.comment) is not None or node_of(cluster_id, job.comment))
+        and holds_resources(job.state)
     ]
 
 

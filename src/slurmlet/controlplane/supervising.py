@@ -86,11 +86,11 @@ class Supervisor:
         while True:
             self._start_due()
             woken = signal.sigtimedwait(_WAKING, self._pause_s())
-            if woken is not None and woken.si_signo in (signal.SIGTERM, signal.SIGINT):
-                # Some sites' Slurm signals every process of a job. Inside one, the workload comes first: whoever started
-                # this cluster there ends it, and this process with it.
-                if not self._config.ephemeral:
-                    return
+            # Some sites' Slurm signals every process of a job. Inside one, the workload comes first: whoever started this
+            # cluster there ends it, and this process with it.
+            ends = not self._config.ephemeral
+            if woken is not None and woken.si_signo in (signal.SIGTERM, signal.SIGINT) and ends:
+                return
             if woken is not None and woken.si_signo == signal.SIGUSR1:
                 self._hold(self._children[HUB])
             self._notice_deaths()

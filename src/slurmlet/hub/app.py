@@ -22,6 +22,7 @@ from slurmlet.hub import settings as settings_module
 from slurmlet.hub.allocations.agents import Agents
 from slurmlet.hub.allocations.keeping import AllocationKeeper
 from slurmlet.hub.allocations.lanes import AgentLane, Lanes, QueueLane
+from slurmlet.hub.allocations.pooling import PoolKeeper
 from slurmlet.hub.counting import CountedScheduler, Counts
 from slurmlet.hub.credentials import RunnerAuthority
 from slurmlet.hub.imaging import Images
@@ -158,6 +159,16 @@ class _Hub:
         )
         self._pods = Pods(self._tools, tasks)
         self._watch.busy = self._pods.busy
+        self._pool = PoolKeeper(
+            settings,
+            prompt,
+            slurm,
+            self._agents,
+            self._allocations,
+            authority,
+            self._nodes.objects,
+            lambda: [worker.state for worker in self._pods],
+        )
         self._usage = Usage(lambda: [worker.state for worker in self._pods])
 
     async def prepare(self) -> None:
@@ -202,6 +213,8 @@ class _Hub:
             "refresh": Refresher(self._tools, lambda: (worker.state for worker in pods)).run(),
             "runners": _serve_runners(settings, links, pods, self._ports, self._earlier.get("runner_port")),
         }
+        if not settings.ephemeral:
+            tasks["pool"] = self._pool.run()
         if settings.ephemeral:
             tasks["first things"] = firstthings.provide(settings, client, self._allocations)
         if self._has_metrics:

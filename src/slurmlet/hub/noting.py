@@ -1,4 +1,4 @@
-"""Status of pods that only wait in Slurm's queue: written in its own time, a few at once.
+"""Status of pods that only wait for their job to start: written in its own time, a few at once.
 
 There may be thousands, and Slurm changes its reasons for all of them together. Their workers do not wait for these
 writes, so that one whose job starts can go on at once; and a note is never written over anything newer.
@@ -42,7 +42,7 @@ class Notes:
                 await self._came.wait()
             state = self._due.pop(next(iter(self._due)))
             try:
-                if state.queued and not state.gone:
+                if state.only_waits and not state.gone:
                     await write_status(self._client, state, only_if_latest=True)
             except ApiError as error:
                 # Gone, or changed by somebody: the watch tells, and its worker writes what is then to be written.

@@ -85,6 +85,11 @@ class PodState:
         return self.fate is not None and self.fate.stage is Stage.QUEUED
 
     @property
+    def only_waits(self) -> bool:
+        """It has a job, and nothing is heard of it yet but that Slurm has it."""
+        return self.job_id is not None and not self.job_over and self.link is None and self.report is None
+
+    @property
     def runner_done(self) -> bool:
         return self.report is not None and self.report.get("phase") == "Done"
 

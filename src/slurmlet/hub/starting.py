@@ -75,6 +75,8 @@ async def start(tools: Tools, state: PodState) -> float | None:
     tools.events.pod_event(state.pod, "Normal", reason, text)
     for note in order.notes:
         tools.events.pod_event(state.pod, "Warning", "AnnotationWithoutEffect", note)
+    if tools.client.busy:
+        return None  # in a burst the job is hardly next, and what is fetched now would be too old by then
     # While Slurm looks for a place: what the plan will need, so that the runner gets it without a wait.
     state.prepared = read_s, await add_tokens(tools.client, state.pod, sources)
     # A pod may be queued for days: what it will then read anew need not fill the hub's memory.

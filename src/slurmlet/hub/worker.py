@@ -244,7 +244,7 @@ class PodWorker:
         delay_s = None
         if state.live_link is not None and not state.runner_done:
             delay_s = await self._send_news(state.live_link)
-        if state.queued:
+        if state.only_waits:
             self._tools.notes.add(state)
         else:
             await write_status(self._tools.client, state)

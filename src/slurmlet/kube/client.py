@@ -78,6 +78,11 @@ class ApiClient:
         assert self._session is not None
         await self._session.close()
 
+    @property
+    def busy(self) -> bool:
+        """Whether a request would have to wait for others now."""
+        return self._slots.locked()
+
     async def get(self, path: str, *, accept: str = "", **query: str) -> Obj:
         return await self._request("GET", path, query=query, accept=accept)
 

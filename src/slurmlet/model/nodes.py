@@ -20,7 +20,9 @@ _MOST_IMAGES = 50
 _NAMES_PER_IMAGE = 5
 # Reasons of a Ready condition that is False because Slurm takes no jobs there.
 PARTITION_DOWN, NO_USABLE_NODES = "PartitionDown", "NoUsableNodes"
-HELD_BY_SLURM = (PARTITION_DOWN, NO_USABLE_NODES)
+# Of an allocation node whose agent is not heard of: it dials in again, or its job is over and the Node goes.
+AGENT_LOST = "AgentLost"
+HELD_BY_SLURM = (PARTITION_DOWN, NO_USABLE_NODES, AGENT_LOST)
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le"}
 
 

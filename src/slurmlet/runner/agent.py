@@ -24,6 +24,7 @@ from slurmlet.runner.loop import Loop, Timer
 _HUB_POLL_S = 0.05
 # The supervisor brings a hub that died back within seconds.
 _HUB_LOST_S = 20.0
+_LOOK_S = 0.5
 # Slurm kills KillWait (30 s unless configured) after SIGTERM.
 _SIGNALLED_S = 25.0
 _SHORT_GRACE_S = 1.0
@@ -92,6 +93,7 @@ class Agent:
         self._ended: Dict[str, int] = {}  # pod uid → exit code
         self._removing: Set[int] = set()
         self._lost: Optional[Timer] = None
+        self._lost_s = 0.0
         self._ending = self._signalled_once = False
         self._loop.on_signal(signal.SIGCHLD, self._reap)
         self._loop.on_signal(signal.SIGTERM, self._signalled)
@@ -148,10 +150,19 @@ class Agent:
             return
         if self._lost is not None:
             self._lost.cancel()
-        self._lost = self._loop.later(_HUB_LOST_S, self._hub_is_gone)
+        self._lost_s = time.monotonic()
+        self._lost = self._loop.later(_LOOK_S, self._look_for_end)
 
-    def _hub_is_gone(self) -> None:
-        print("the hub is gone; ending", file=sys.stderr, flush=True)
+    def _look_for_end(self) -> None:
+        """The hub does not answer. A run that is over has removed its directory; one whose first host failed, nobody did."""
+        try:
+            there = self._node.uid in os.listdir(os.path.dirname(self._node.path))
+        except OSError:
+            there = False
+        if there and time.monotonic() - self._lost_s < _HUB_LOST_S:
+            self._lost = self._loop.later(_LOOK_S, self._look_for_end)
+            return
+        print("the run is over; ending", file=sys.stderr, flush=True)
         self._end(0)
 
     def _frame(self, frame: wire.Frame) -> None:

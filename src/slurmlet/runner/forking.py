@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import signal
 import sys
@@ -10,15 +11,17 @@ from typing import Callable
 
 from slurmlet.runner import linux
 
+# What a pod usually needs, so that a fork loads nothing; and what is needed when the archive that we came in is gone.
+_LOADED = (
+    "shutil", "traceback", "slurmlet.runner.main", "slurmlet.runner.network.attaching", "slurmlet.runner.probing",
+    "slurmlet.runner.removing", "slurmlet.runner.running", "slurmlet.runner.sandbox", "slurmlet.runner.scratch",
+    "slurmlet.runner.unpacking",
+)  # fmt: skip
+
 
 def load_runner() -> None:
-    """Everything that a pod usually needs, so that a fork loads nothing."""
-    import slurmlet.runner.main
-    import slurmlet.runner.network.attaching
-    import slurmlet.runner.probing
-    import slurmlet.runner.running
-    import slurmlet.runner.unpacking  # noqa: F401
-
+    for name in _LOADED:
+        importlib.import_module(name)
     # Pages of what is loaded stay shared: the collector of a fork leaves them alone.
     gc.freeze()
 

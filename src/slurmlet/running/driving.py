@@ -18,6 +18,7 @@ from typing import Any
 
 from slurmlet.base.console import say
 from slurmlet.base.errors import SlurmletError
+from slurmlet.base.files import read_json
 from slurmlet.base.processes import run
 from slurmlet.controlplane.components import BINARIES, HUB
 from slurmlet.controlplane.config import ClusterConfig
@@ -38,7 +39,9 @@ _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _DEFAULT_KILL_WAIT_S = 30.0
 # Of the time between Slurm's SIGTERM and its SIGKILL, what pods and teardown need.
 _TEARDOWN_S = 3.0
-_STOP_S = 6.0
+_STOP_S = 4.0
+_HUB_BACK_S = 1.5
+_LAST_WORDS_S = 2.0
 _KEEP_S, _KEEP_SIGNALLED_S = 20.0, 1.0
 
 
@@ -165,11 +168,21 @@ class Driver:
             return (127 if isinstance(error, FileNotFoundError) else 126) << 8
         while (status := _poll(command.pid)) is None:
             self._pass_on(command.pid)
+            self._watch_cluster(command.pid)
             if self._kill_at_s is not None and time.monotonic() > self._kill_at_s:
                 command.kill()
             time.sleep(_POLL_S)
         command.returncode = 0  # reaped above; Popen must not look for it again
-        return status
+        return status if self._supervisor else 1 << 8
+
+    def _watch_cluster(self, pid: int) -> None:
+        """Without its control plane the workload is lost: it hears so, and the run fails."""
+        if self._supervisor and _reaped(self._supervisor):
+            self._supervisor = 0
+            say("slurmlet: the control plane of this run was killed; ending")
+            self._kill_at_s = time.monotonic() + _LAST_WORDS_S
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
 
     def _pass_on(self, pid: int) -> None:
         """The workload hears of every signal; after the first that means the end it has so long."""
@@ -186,8 +199,8 @@ class Driver:
 
     def _tear_down(self) -> None:
         """Pods get their grace from the hub, which ends first; the rest has nothing to lose."""
-        hub = read_components(run_files(self._files)).get(HUB, {}).get("pid")
-        if hub is not None and self._files.hub.exists():
+        hub = self._serving_hub()
+        if hub is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(hub, signal.SIGUSR2)
         elif self._agent:
@@ -201,6 +214,18 @@ class Driver:
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(self._supervisor, signal.SIGKILL)
                 os.waitpid(self._supervisor, 0)
+
+    def _serving_hub(self) -> int | None:
+        """The hub's pid once it listens: one that has just been started again would die of our signal."""
+        deadline_s = time.monotonic() + _HUB_BACK_S
+        while self._supervisor and self._files.hub.exists():
+            pid = read_components(run_files(self._files)).get(HUB, {}).get("pid")
+            if pid is not None and pid == (read_json(self._files.hub) or {}).get("pid"):
+                return int(pid)
+            if time.monotonic() > deadline_s:
+                break
+            time.sleep(_POLL_S)
+        return None
 
 
 class _Interrupted(Exception):

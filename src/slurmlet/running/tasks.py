@@ -59,6 +59,10 @@ def _become_agent(task: allocating.Task, timeout_s: float) -> None:
         print(f"slurmlet: {task.host} heard nothing of the first host of its job", file=sys.stderr)
         return
     argv = agent_argv(shared, task.host)
+    log = os.open(
+        shared / "nodes" / node_name(task.host) / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
+    )
+    os.dup2(log, 2)
     os.execv(argv[0], argv)  # noqa: S606
 
 

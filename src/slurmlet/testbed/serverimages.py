@@ -32,6 +32,7 @@ from slurmlet.base.files import locked, private_dir, write_private
 from slurmlet.base.processes import run
 from slurmlet.testbed.debian import SUITE, Archive
 from slurmlet.testbed.hosts import DEFAULT_USER, Testbed
+from slurmlet.testbed.rootfs import ensure_root
 from slurmlet.testbed.settings import OPT, REGISTRY, Paths, Plan
 from slurmlet.upstream import pinning
 from slurmlet.upstream.building import Builder
@@ -152,7 +153,7 @@ def ensure(paths: Paths, plan: Plan, steps: Steps, images: Iterable[ServerImage]
     with locked(paths.images(plan) / "servers.lock"):
         missing = [image for image in images if not archive_of(folder, image).exists()]
         if missing:
-            _make(missing, folder, paths, steps)
+            _make(missing, folder, Archive(ensure_root(paths, plan, steps), private_dir(paths.base)), steps)
     return {image.name: archive_of(folder, image) for image in images}
 
 
@@ -181,11 +182,10 @@ def _digest(archive: Path) -> str:
         return f"sha256:{hashlib.sha256(opened.read()).hexdigest()}"
 
 
-def _make(images: Iterable[ServerImage], folder: Path, paths: Paths, steps: Steps) -> None:
-    source = Archive(private_dir(paths.base / "apt"), paths.base / "downloads")
+def _make(images: Iterable[ServerImage], folder: Path, source: Archive, steps: Steps) -> None:
     with steps.step("Images of servers: Debian's package lists"):
         source.refresh()
-    with tempfile.TemporaryDirectory(dir=paths.base, prefix="servers-") as scratch:
+    with tempfile.TemporaryDirectory(dir=source.work, prefix="servers-") as scratch:
         work = Path(scratch)
         images = tuple(images)
         programs = _programs(work, steps) if any(image.programs for image in images) else {}

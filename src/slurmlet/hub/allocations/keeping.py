@@ -66,6 +66,10 @@ class AllocationKeeper:
     def objects(self) -> list[Obj]:
         return list(self._objects.values())
 
+    def changed(self, node: Obj) -> None:
+        """Somebody of ours wrote it."""
+        self._objects[node["metadata"]["name"]] = node
+
     async def until_ready(self, names: set[str]) -> None:
         while not all(self._written.get(name, _UNKNOWN)[0][0] for name in names):
             self._described.clear()
@@ -117,7 +121,7 @@ class AllocationKeeper:
             state = (False, fate.reason, fate.message)
         else:
             text = f"the agent of Slurm job {agent.job_id} does not answer; its pods may be running"
-            state = (False, "AgentLost", text)
+            state = (False, nodes.AGENT_LOST, text)
         await self._describe(agent, state)
 
     async def _say_goodbye(self, agent: Agent) -> None:

@@ -1,7 +1,7 @@
 """One pod for each host, so that pods which listen on the same port do not meet.
 
-Until pods have a network of their own they share their host's. A Slurm host of one CPU takes one pod; with ports below
-1024 free for everybody it is as good as a pod network for most specs. Only for a testbed that is the suite's own.
+Many specs have hostPorts, or pods on the host's network with fixed ports. A Slurm host of one CPU takes one pod, and ports
+below 1024 are free for everybody there. Only for a testbed that is the suite's own.
 """
 
 from __future__ import annotations

@@ -1,0 +1,49 @@
+#!/bin/sh
+# Training on several nodes: an indexed Job, one worker per node, which find each other by name as PyTorch's do
+# (MASTER_ADDR, RANK, WORLD_SIZE). Here each only says who it is; put your program in place of the script.
+#   slurmlet run -N 3 -- sh examples/run/job-training.sh
+set -eu
+image=${IMAGE:-busybox:1}
+workers=${WORKERS:-$(kubectl get nodes -o name | wc -l)}
+
+kubectl apply -f - <<END
+apiVersion: v1
+kind: Service
+metadata: {name: train}
+spec:
+  clusterIP: None
+  publishNotReadyAddresses: true
+  selector: {job-name: train}
+---
+apiVersion: batch/v1
+kind: Job
+metadata: {name: train}
+spec:
+  completions: $workers
+  parallelism: $workers
+  completionMode: Indexed
+  backoffLimit: 0
+  template:
+    spec:
+      subdomain: train
+      restartPolicy: Never
+      affinity:
+        podAntiAffinity:
+          requiredDuringSchedulingIgnoredDuringExecution:
+          - topologyKey: kubernetes.io/hostname
+            labelSelector: {matchLabels: {job-name: train}}
+      containers:
+      - name: worker
+        image: $image
+        env:
+        - {name: MASTER_ADDR, value: train-0.train}
+        - {name: WORLD_SIZE, value: "$workers"}
+        command:
+        - sh
+        - -c
+        - |
+          until nslookup "\$MASTER_ADDR" >/dev/null 2>&1; do sleep 0.2; done
+          echo "rank \$JOB_COMPLETION_INDEX of \$WORLD_SIZE on \$(hostname), master \$MASTER_ADDR"
+END
+kubectl wait --for=condition=complete job/train --timeout=300s
+kubectl logs -l job-name=train --tail=-1

@@ -1,0 +1,168 @@
+"""The pool: Slurm allocations that serve pods at once. Grown, shrunk, renewed and lost, with pods on them all the time."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from slurmlet.testbed.hosts import Testbed
+from tests.e2e.conftest import IMAGE, Kubectl, eventually, pod
+
+pytestmark = pytest.mark.e2e
+
+IN_POOL = {"nodeSelector": {"slurmlet.io/kind": "allocation"}}
+IN_QUEUE = {"nodeSelector": {"slurmlet.io/kind": "partition"}}
+
+
+class Pool:
+    def __init__(self, testbed: Testbed, cluster: str) -> None:
+        self._testbed, self._cluster = testbed, cluster
+
+    def __call__(self, *words: str) -> str:
+        return self._testbed.run(["slurmlet", "pool", words[0], "-c", self._cluster, *words[1:]]).stdout
+
+    def members(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(self("ls", "-o", "json"))
+        return found
+
+    def ready(self) -> list[str]:
+        return sorted(one["node"] for one in self.members() if one["ready"])
+
+    def until(self, count: int, timeout_s: float = 60) -> list[str]:
+        """The names of the members once there are so many, all of them Ready."""
+        names: list[str] = eventually(
+            lambda: (
+                (found := self.ready()) is not None
+                and len(found) == count == len(self.members())
+                and [*found, ""]
+            ),
+            timeout_s,
+        )
+        return names[:-1]
+
+
+@pytest.fixture
+def pool(testbed: Testbed, cluster: str) -> Iterator[Pool]:
+    here = Pool(testbed, cluster)
+    yield here
+    here("size", "--min", "0", "--max", "0", "--idle", "120", "--sbatch", "--time=UNLIMITED")
+    eventually(lambda: not here.members(), 90)
+
+
+def deployment(name: str, replicas: int) -> dict[str, Any]:
+    spec = pod(name, "trap 'exit 0' TERM; while true; do sleep 0.2; done", **IN_POOL)["spec"]
+    del spec["restartPolicy"]
+    labels = {"app": name}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name},
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": spec},
+        },
+    }
+
+
+def budget(name: str, least: int) -> dict[str, Any]:
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": name},
+        "spec": {"minAvailable": least, "selector": {"matchLabels": {"app": name}}},
+    }
+
+
+def available(kubectl: Kubectl, name: str) -> int:
+    return int(kubectl.get("deployment", name)["status"].get("availableReplicas", 0))
+
+
+def test_pods_prefer_the_pool_and_spill_into_the_queue(pool: Pool, kubectl: Kubectl) -> None:
+    pool("size", "--min", "1", "--max", "1", "--sbatch", "--cpus-per-task=2 --mem=300")
+    (name,) = pool.until(1)
+    node = kubectl.get("node", name)
+    assert node["status"]["allocatable"]["cpu"] == "2"
+    assert node["status"]["allocatable"]["memory"] == "300Mi"
+    eventually(lambda: "slurmlet.io/pool-0" in json.dumps(kubectl.get("node", "batch")["spec"]))
+    asks = {"resources": {"requests": {"cpu": "1", "memory": "50Mi"}}}
+    kubectl.apply(*(pod(f"p{n}", container=asks) for n in range(3)), pod("chosen", "true", **IN_QUEUE))
+    nodes = sorted(kubectl.wait_phase(f"p{n}", "Running")["spec"]["nodeName"] for n in range(3))
+    assert nodes == ["batch", name, name], "two fit, the third is queued as a job of its own"
+    assert kubectl.wait_phase("chosen", "Succeeded")["spec"]["nodeName"] != name
+    inside = next(one for one in ("p0", "p1", "p2") if kubectl.pod(one)["spec"]["nodeName"] == name)
+    assert kubectl("exec", inside, "--", "echo", "hello").stdout == "hello\n"
+    kubectl("delete", "pod", inside, "--wait=true")
+    assert pool.ready() == [name], "a pod's end is not its node's"
+
+
+def test_an_allocation_that_is_cancelled_fails_its_pods_and_is_replaced(
+    pool: Pool, kubectl: Kubectl, testbed: Testbed
+) -> None:
+    pool("size", "--min", "1", "--max", "1")
+    (name,) = pool.until(1)
+    kubectl.apply(pod("p", **IN_POOL))
+    kubectl.wait_phase("p", "Running")
+    testbed.run(["scancel", pool.members()[0]["job"]])
+    found = kubectl.wait_phase("p", "Failed")
+    assert found["status"]["reason"] == "JobCancelled"
+    assert "was cancelled by user1" in found["status"]["message"]
+    eventually(lambda: not kubectl("get", "node", name, check=False).ok)
+    assert pool.until(1) != [name]
+
+
+def test_it_grows_while_pods_wait_and_shrinks_when_idle(pool: Pool, kubectl: Kubectl) -> None:
+    pool("size", "--min", "0", "--max", "2", "--idle", "3", "--sbatch", "--cpus-per-task=1")
+    asks = {"resources": {"requests": {"cpu": "600m"}}}
+    kubectl.apply(*(pod(f"p{n}", container=asks, **IN_POOL) for n in range(2)))
+    places = {kubectl.wait_phase(f"p{n}", "Running", timeout_s=90)["spec"]["nodeName"] for n in range(2)}
+    assert len(places) == 2
+    kubectl("delete", "pod", "p0", "--wait=true")
+    gone = next(iter(places - {kubectl.pod("p1")["spec"]["nodeName"]}))
+    eventually(lambda: gone not in {one["node"] for one in pool.members()}, 60)
+    assert kubectl.phase("p1") == "Running", "the other one is not idle"
+
+
+def test_a_drained_node_goes_when_its_pods_have(pool: Pool, kubectl: Kubectl) -> None:
+    pool("size", "--min", "1", "--max", "1")
+    (name,) = pool.until(1)
+    kubectl.apply(pod("bare", "sleep 12", **IN_POOL))
+    kubectl.wait_phase("bare", "Running")
+    pool("rm", name)
+    eventually(lambda: kubectl.get("node", name)["spec"].get("unschedulable"))
+    assert kubectl.wait_phase("bare", "Succeeded"), "nobody made it end before its time"
+    eventually(lambda: not pool.members())
+
+
+def test_a_deployment_lives_through_renewals(pool: Pool, kubectl: Kubectl) -> None:
+    """Members have a minute each: within two minutes every one is replaced, and the budget is kept all the time."""
+    pool("size", "--min", "2", "--max", "2", "--sbatch", "--time=1 --cpus-per-task=2")
+    before = pool.until(2)
+    kubectl.apply(deployment("web", 3), budget("web", 2))
+    eventually(lambda: available(kubectl, "web") == 3)
+    fewest, deadline_s = 3, time.monotonic() + 150
+    while set(before) & {one["node"] for one in pool.members()} and time.monotonic() < deadline_s:
+        fewest = min(fewest, available(kubectl, "web"))
+    assert not set(before) & {one["node"] for one in pool.members()}
+    assert fewest >= 2, "never below minAvailable"
+    eventually(lambda: available(kubectl, "web") == 3)
+    kubectl("delete", "deployment", "web", "--wait=true")
+
+
+def test_up_takes_the_size_of_the_pool(testbed: Testbed, cluster: str, pool: Pool) -> None:
+    testbed.run(["slurmlet", "up", "-c", cluster, "--pool", "1"], timeout_s=120)
+    assert len(pool.until(1)) == 1
+    shown = testbed.run(["slurmlet", "pool", "ls", "-c", cluster]).stdout.splitlines()
+    assert shown[0].split() == ["NODE", "JOB", "STATE", "READY", "TIME", "LEFT"]
+    assert shown[1].split()[2:4] == ["RUNNING", "True"]
+
+
+def test_images_are_those_of_the_store(kubectl: Kubectl, pool: Pool) -> None:
+    pool("size", "--min", "1", "--max", "1")
+    (name,) = pool.until(1)
+    listed = json.dumps(kubectl.get("node", name)["status"]["images"])
+    assert IMAGE.partition(":")[0] in listed

@@ -1,0 +1,117 @@
+"""The pool's decisions: how it grows, shrinks and renews, and that it never takes a node from under a pod."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slurmlet.model import pool
+from slurmlet.model.pool import Member, Plan, PoolSpec, plan
+from slurmlet.slurm.pooljobs import PoolJob, parse
+
+
+def member(name: str, **changes: Any) -> Member:
+    return Member(**{"name": name, "job_id": "1", "queued": False, "ready": True, **changes})
+
+
+class TestSize:
+    def test_what_is_missing_is_asked_for(self) -> None:
+        assert plan(PoolSpec(2, 2), [member("a")], 0) == Plan(add=1)
+
+    def test_one_in_the_queue_counts(self) -> None:
+        assert plan(PoolSpec(1, 1), [member("a", queued=True, ready=False)], 0) == Plan()
+
+    def test_pods_that_wait_make_it_grow_up_to_its_most(self) -> None:
+        assert plan(PoolSpec(1, 3), [member("a", pods=4)], waiting_pods=5).add == 2
+
+    def test_nodes_on_their_way_are_not_asked_for_twice(self) -> None:
+        members = [member("a", pods=1), member("b", queued=True, ready=False)]
+        assert plan(PoolSpec(1, 3), members, waiting_pods=1).add == 0
+
+    def test_waiting_pods_do_nothing_to_a_pool_that_is_fixed(self) -> None:
+        assert plan(PoolSpec(1, 1), [member("a")], waiting_pods=5) == Plan()
+
+
+class TestShrinking:
+    spec = PoolSpec(1, 3, idle_s=60)
+
+    def test_what_was_idle_for_long_goes_the_longest_idle_first(self) -> None:
+        members = [member("a", idle_s=70), member("b", idle_s=90), member("c", idle_s=10)]
+        assert plan(self.spec, members, 0).retire == (("b", "idle"), ("a", "idle"))
+
+    def test_never_below_the_least_and_never_while_pods_wait(self) -> None:
+        members = [member("a", idle_s=70), member("b", idle_s=90)]
+        assert plan(self.spec, members, 0).retire == (("b", "idle"),)
+        assert plan(self.spec, members, 1).retire == ()
+
+    def test_one_with_pods_is_never_idle(self) -> None:
+        members = [member("a", pods=1, idle_s=0), member("b", pods=1, idle_s=0)]
+        assert plan(self.spec, members, 0) == Plan()
+
+    def test_a_smaller_pool_lets_go_of_the_emptiest(self) -> None:
+        members = [member("a", pods=2), member("b", pods=1), member("c", queued=True, ready=False)]
+        retired = plan(PoolSpec(1, 1), members, 0).retire
+        assert [name for name, _ in retired] == ["c", "b"]
+
+
+class TestLeaving:
+    def test_one_that_leaves_is_replaced_before_its_pods_move(self) -> None:
+        leaving = member("a", retiring="its time limit is near", pods=2)
+        assert plan(PoolSpec(1, 1), [leaving], 0) == Plan(add=1)
+        coming = member("b", ready=False)
+        assert plan(PoolSpec(1, 1), [leaving, coming], 0) == Plan()
+        assert plan(PoolSpec(1, 1), [leaving, member("b")], 0) == Plan(evict=("a",))
+
+    def test_it_goes_when_it_is_empty_and_not_before(self) -> None:
+        assert plan(PoolSpec(0, 0), [member("a", retiring="removed", pods=1)], 0).release == ()
+        assert plan(PoolSpec(0, 0), [member("a", retiring="removed")], 0).release == ("a",)
+
+    def test_a_time_limit_that_is_near(self) -> None:
+        near = member("a", left_s=200.0, limit_s=36000.0)
+        far = member("b", left_s=200.0, limit_s=600.0)
+        made = plan(PoolSpec(2, 2), [near, far], 0)
+        assert made.retire == (("a", "its time limit is near"),)
+        assert made.add == 1
+
+    def test_one_that_was_named(self) -> None:
+        made = plan(PoolSpec(0, 0, unwanted=frozenset({"a"})), [member("a", pods=3)], 0)
+        assert made.retire == (("a", "removed"),)
+
+
+class TestJobs:
+    def test_pool_jobs_are_told_by_their_comment(self) -> None:
+        said = (
+            "7|RUNNING|9:58|10:00|slurmlet-pool:cafe:pool-1\n8|PENDING|UNLIMITED|UNLIMITED|slurmlet-pool:cafe:pool-2\n"
+            "9|RUNNING|1:00|1:00|slurmlet-pool:beef:pool-3\n10|RUNNING|1:00|1:00|slurmlet:cafe:a-pod\n"
+            "11|COMPLETED|0:00|1:00|slurmlet-pool:cafe:pool-4\n12|RUNNING|1:00|1:00|(null)\n"
+        )
+        assert parse("cafe", said) == [
+            PoolJob("7", "pool-1", "RUNNING", 598.0, 600.0),
+            PoolJob("8", "pool-2", "PENDING", None, None),
+        ]
+
+    @pytest.mark.parametrize(
+        ("text", "wanted"),
+        [
+            ("1-02:03:04", 93784.0),
+            ("02:03:04", 7384.0),
+            ("10:00", 600.0),
+            ("UNLIMITED", None),
+            ("NOT_SET", None),
+            ("", None),
+        ],
+    )
+    def test_slurms_times(self, text: str, wanted: float | None) -> None:
+        assert pool.seconds(text) == wanted
+
+
+def test_all_partition_nodes_are_equally_unattractive_while_there_is_a_pool() -> None:
+    def node(name: str, *taints: str) -> dict[str, Any]:
+        made = [{"key": key, "effect": "PreferNoSchedule"} for key in taints]
+        return {"metadata": {"name": name}, "spec": {"taints": made}}
+
+    nodes = [node("batch"), node("short", "slurmlet.io/partition", "slurmlet.io/pool-0")]
+    added = pool.queue_taints(nodes)
+    assert {name: len(taints) for name, taints in added.items()} == {"batch": 2, "short": 1}
+    assert pool.queue_taints([]) == {}
