@@ -829,9 +829,10 @@ def case_a_datagram_to_nobody_is_refused() -> None:
 
 
 def case_tcp_and_udp_share_a_port_number() -> None:
-    with closing(listener(port=34570)), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
-        other.bind((ME, 34570))
-        socket.create_connection((ME, 34570), LIMIT_S).close()
+    with closing(listener()) as listening, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        number = listening.getsockname()[1]
+        other.bind((ME, number))
+        socket.create_connection((ME, number), LIMIT_S).close()
 
 
 def case_unix_sockets_are_untouched() -> None:

@@ -26,7 +26,8 @@ CLIENTS = 4
 WHERE = {"client": "c1", "server": "c2"}
 # What an interpreter's allocator may keep of a burst; a leak of one small object per connection is far more.
 MEMORY_KIB = 3000
-FDS = 3
+# Small caches fill: processes a netd serves, connections of the API server through the gateway.
+FDS = 24
 
 # An echo of one byte that ends first every second time: the connections it ends are in TIME_WAIT here, the others there.
 SERVE = """

@@ -5,6 +5,7 @@
     localhost:5000/servers:1   nginx, Redis, PostgreSQL, Node.js, etcd
     localhost:5000/java:1      a Java runtime
     localhost:5000/bench:1     iperf3, sockperf, wrk, nginx, ping, slirp4netns, pasta: for `slurmlet bench network`
+    localhost:5000/sysbench:1  sysbench, for examples/run
 
 Made once, as docker archives in the cache, from Debian's packages, PyPI and the Go module proxy; the hosts see them
 under /opt/slurmlet/images/servers. No registry serves them: pushing a few hundred megabytes at each start of a testbed
@@ -121,10 +122,21 @@ BENCH = ServerImage(
     ("base-files", "busybox-static", "iperf3", "sockperf", "wrk", "nginx-light", "iputils-ping", "slirp4netns", "passt",
      "netbase"),
 )  # fmt: skip
+# For examples/run alone.
+SYSBENCH = ServerImage("sysbench", (*_BASE, "sysbench"))
 # What upstream's agnhost has besides its own program; testbed/conformance takes the files out of it.
 NETTOOLS = ServerImage(
     "nettools",
-    ("base-files", "busybox-static", "curl", "bind9-dnsutils", "netcat-openbsd", "iproute2", "iputils-ping"),
+    (
+        "base-files",
+        "busybox-static",
+        "libc-bin",
+        "curl",
+        "bind9-dnsutils",
+        "netcat-openbsd",
+        "iproute2",
+        "iputils-ping",
+    ),
     links={"usr/bin/nc": "nc.openbsd"},
 )
 _GO_PROGRAMS = {
@@ -163,7 +175,7 @@ def archive_of(folder: Path, image: ServerImage) -> Path:
 
 def load(bed: Testbed, names: Iterable[str], user: str = DEFAULT_USER) -> None:
     """Put images into the user's store, those it has not got yet."""
-    wanted = [image for image in (*IMAGES, BENCH) if image.name in set(names)]
+    wanted = [image for image in (*IMAGES, BENCH, SYSBENCH) if image.name in set(names)]
     archives = ensure(bed.paths, bed.plan, Steps(), wanted)
     listed = json.loads(bed.run(["slurmlet", "image", "ls", "-o", "json"], user=user).stdout)
     for image in wanted:

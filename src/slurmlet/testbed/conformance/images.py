@@ -3,9 +3,10 @@
 Written as docker archives and loaded under exactly the names the suite asks for, so that it runs unmodified and without
 a registry. The names, tags included, come from the suite itself (`e2e.test --list-images`).
 
-    agnhost      upstream's program, built; bash and busybox, Debian's curl, dig, nc, ip, ss and ping (no iperf)
+    agnhost      upstream's program, built; bash and busybox, Debian's curl, dig, getent, nc, ip, ss, ping (no iperf)
     busybox      busybox; `sh` on the PATH is bash, because Debian's build drops variables such as "data-1", which specs
                  ask for; /bin/sh is busybox, whose messages specs ask for
+    glibc-dns-testing   the same tools as agnhost's
     nonewprivs   upstream's program, setuid
     nonroot      busybox as user 1234
     ipc-utils    busybox
@@ -42,7 +43,10 @@ user-defined-in-image:x:1000:
 group-defined-in-image:x:50000:user-defined-in-image
 nobody:x:65534:
 """
-_NETTOOLS = re.compile(r"usr/bin/(curl|dig|nc|ip|ss|ping)|usr/lib/[^/]*-linux-gnu/.*\.so[.0-9]*|usr/lib64/.*")
+_NETTOOLS = re.compile(
+    r"usr/bin/(curl|dig|getent|nc|ip|ss|ping)|usr/lib/[^/]*-linux-gnu/.*\.so[.0-9]*|usr/lib64/.*"
+)
+_NAMES_FIRST = "passwd: files\ngroup: files\nhosts: files dns\n"
 _WAIT = "trap 'exit 0' TERM INT\nwhile :; do sleep 86400 & wait; done\n"
 _PAUSE = f"#!/bin/sh\n{_WAIT}"
 _WEBSERVER = (
@@ -65,11 +69,15 @@ class Recipe:
 RECIPES = {
     "agnhost": Recipe(
         programs={"agnhost": "agnhost", "localhost.crt": "localhost.crt", "localhost.key": "localhost.key"},
+        scripts={"etc/nsswitch.conf": _NAMES_FIRST},
         links={"agnhost-2": "agnhost"},
         nettools=True,
         config={"Entrypoint": ["/agnhost"], "Cmd": ["pause"]},
     ),
     "busybox": Recipe(config={"Cmd": ["sh"]}),
+    "glibc-dns-testing": Recipe(
+        scripts={"etc/nsswitch.conf": _NAMES_FIRST}, nettools=True, config={"Cmd": ["sh"]}
+    ),
     "ipc-utils": Recipe(config={"Cmd": ["sh"]}),
     "nonewprivs": Recipe(programs={"usr/local/bin/nnp": "nnp"}, mode=0o6755, config={"Cmd": ["nnp"]}),
     "nonroot": Recipe(config={"User": "1234", "Cmd": ["sh"]}),
@@ -160,6 +168,9 @@ def _layer(recipe: Recipe, built: Built, tools: Tools) -> bytes:
     taken = {name for name, _, _ in files}
     links = {f"bin/{applet}": "busybox" for applet in applets if f"bin/{applet}" not in taken}
     links |= {"usr/local/bin/sh": "/bin/bash", **recipe.links}
+    if recipe.nettools:
+        # busybox's shell would run its own nc, whatever the PATH says.
+        links["bin/sh"] = "bash"
     return _tar(
         files, folders={**dict.fromkeys(_FOLDERS, 0o755), "tmp": 0o1777, "var/tmp": 0o1777}, links=links
     )
