@@ -117,12 +117,21 @@ class Supervisor:
 
     def _start(self, child: Child) -> None:
         try:
+            if child.component.name == HUB and child.restarts:
+                self._renew_runner()
             child.start()
             _log(f"started {child.component.name}, pid {child.process.pid if child.process else '-'}")
         except OSError as error:
             child.restarts += 1
             child.due_s = time.monotonic() + 5
             _log(f"cannot start {child.component.name}: {error}")
+
+    def _renew_runner(self) -> None:
+        """slurmlet may have been upgraded meanwhile: a new hub and the runners it starts must be of one kind."""
+        # Rarely needed, and not small.
+        from slurmlet.controlplane import packing
+
+        packing.write_runner(self._files.runner)
 
     def _api_is_up(self) -> bool:
         if not self._api_answers:
