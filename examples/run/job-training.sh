@@ -36,14 +36,18 @@ spec:
       - name: worker
         image: $image
         env:
-        - {name: MASTER_ADDR, value: train-0.train}
+        - {name: MASTER_ADDR, value: train-0.train.default.svc.cluster.local}
         - {name: WORLD_SIZE, value: "$workers"}
         command:
         - sh
         - -c
         - |
-          until nslookup "\$MASTER_ADDR" >/dev/null 2>&1; do sleep 0.2; done
-          echo "rank \$JOB_COMPLETION_INDEX of \$WORLD_SIZE on \$(hostname), master \$MASTER_ADDR"
+          mkdir -p /tmp/www; echo welcome > /tmp/www/index.html
+          if [ "\$JOB_COMPLETION_INDEX" = 0 ]; then httpd -p 29500 -h /tmp/www; fi
+          until wget -qO /dev/null "http://\$MASTER_ADDR:29500/"; do sleep 0.2; done
+          echo "rank \$JOB_COMPLETION_INDEX of \$WORLD_SIZE on \$(hostname) met its master"
+          # The master stays until all have met it, as a process group's does.
+          if [ "\$JOB_COMPLETION_INDEX" = 0 ]; then sleep 20; fi
 END
 kubectl wait --for=condition=complete job/train --timeout=300s
 kubectl logs -l job-name=train --tail=-1

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
-import select
-import struct
-import subprocess
-import termios
-import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import IMAGE, Kubectl, eventually, pod
+from tests.e2e.terminals import Terminal
 
 pytestmark = pytest.mark.e2e
 
@@ -47,49 +42,9 @@ def processes(box: Kubectl) -> str:
     return box("exec", "box", "-c", "main", "--", "ps", "-o", "args").stdout
 
 
-class Terminal:
-    """kubectl with a pseudo-terminal of its own for all three streams, as a person's terminal emulator gives it."""
-
-    def __init__(self, kubectl: Kubectl, *arguments: str) -> None:
-        self._testbed = kubectl.testbed
-        self.master, slave = os.openpty()
-        self.resize(24, 80)
-        # Only with a controlling terminal does a resize raise SIGWINCH.
-        argv = ["setsid", "--ctty", "--wait", *kubectl.argv(*arguments)]
-        self.process: subprocess.Popen[bytes] = self._testbed.popen(
-            argv, stdin=slave, stdout=slave, stderr=slave, env={"TERM": "xterm"}
-        )
-        os.close(slave)
-        self._seen = b""
-
-    def resize(self, rows: int, columns: int) -> None:
-        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-
-    def type(self, text: str) -> None:
-        os.write(self.master, text.encode())
-
-    def until(self, wanted: str, timeout_s: float = 15) -> str:
-        """What came up to and with `wanted`; it is taken away."""
-        deadline_s = time.monotonic() + timeout_s
-        while wanted.encode() not in self._seen:
-            left_s = deadline_s - time.monotonic()
-            assert left_s > 0, f"no {wanted!r} within {timeout_s} s, only {self._seen!r}"
-            if select.select([self.master], [], [], left_s)[0]:
-                try:
-                    self._seen += os.read(self.master, 65536)
-                except OSError:
-                    raise AssertionError(f"the terminal closed before {wanted!r}: {self._seen!r}") from None
-        before, _, self._seen = self._seen.partition(wanted.encode())
-        return (before + wanted.encode()).decode(errors="replace")
-
-    def close(self) -> None:
-        self._testbed.stop(self.process)
-        os.close(self.master)
-
-
 @pytest.fixture
 def terminal(box: Kubectl) -> Iterator[Terminal]:
-    opened = Terminal(box, "exec", "-it", "box", "-c", "main", "--", "sh")
+    opened = Terminal(box.testbed, *box.argv("exec", "-it", "box", "-c", "main", "--", "sh"))
     yield opened
     opened.close()
 
@@ -202,7 +157,9 @@ def test_a_terminal_ends_with_its_input(box: Kubectl, terminal: Terminal) -> Non
 
 def test_a_client_that_vanishes_leaves_nothing_behind(box: Kubectl) -> None:
     reader = box.start("exec", "-i", "box", "-c", "main", "--", "sh", "-c", "echo up; cat; true 1234")
-    shell = Terminal(box, "exec", "-it", "box", "-c", "main", "--", "sh", "-c", "echo up; sleep 5678")
+    shell = Terminal(
+        box.testbed, *box.argv("exec", "-it", "box", "-c", "main", "--", "sh", "-c", "echo up; sleep 5678")
+    )
     try:
         assert reader.stdout is not None
         assert reader.stdout.readline() == b"up\n"

@@ -75,7 +75,7 @@ def test_hub_killed_amid_everything(kubectl: Kubectl, here: Cluster, testbed: Te
     assert done["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 7
     for name in ("deleted", "dropped"):
         eventually(lambda name=name: gone(kubectl, name), 30)  # type: ignore[misc]
-        assert all(job.over for job in here.jobs()[uids[name]])
+        eventually(lambda name=name: all(job.over for job in here.jobs()[uids[name]]), 10)  # type: ignore[misc]
     for name in ("starting", "starting-too", "submitted-late", "running"):
         kubectl.wait_phase(name, "Running")
     after = kubectl.pod("running")["status"]["containerStatuses"][0]
@@ -120,7 +120,7 @@ def test_a_stranger_takes_the_hubs_ports(kubectl: Kubectl, here: Cluster) -> Non
 
 
 def test_api_server_and_etcd_killed(kubectl: Kubectl, here: Cluster) -> None:
-    kubectl.apply(pod("steady", COUNT), pod("ending", "sleep 2; exit 3"))
+    kubectl.apply(pod("steady", COUNT), pod("ending", "sleep 8; exit 3"))
     before = kubectl.wait_phase("steady", "Running")["status"]["containerStatuses"][0]
     kubectl.wait_phase("ending", "Running")
     old = {name: here.pid(name) for name in ("kube-apiserver", "etcd")}
@@ -286,7 +286,8 @@ def test_crash_around_sbatch(crashing: Kubectl) -> None:
     for moment in ("after", "before"):
         number = here.pid("hub")
         crashing.testbed.run(["touch", f"/home/user1/crash/{moment}"])
-        crashing.apply(pod(f"crash-{moment}", "echo once"))
+        queued = {"annotations": {"slurmlet.io/launch": "batch"}}
+        crashing.apply(pod(f"crash-{moment}", "echo once", metadata=queued))
         eventually(lambda number=number: here.pid("hub") != number, 30)  # type: ignore[misc]
         crashing.wait_phase(f"crash-{moment}", "Succeeded", timeout_s=40)
         assert crashing("logs", f"crash-{moment}").stdout == "once\n"

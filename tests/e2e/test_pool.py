@@ -29,6 +29,10 @@ class Pool:
         found: list[dict[str, Any]] = json.loads(self("ls", "-o", "json"))
         return found
 
+    def clear(self) -> None:
+        self("size", "--min", "0", "--max", "0", "--idle", "120", "--sbatch", "--time=UNLIMITED")
+        eventually(lambda: not self.members(), 90)
+
     def ready(self) -> list[str]:
         return sorted(one["node"] for one in self.members() if one["ready"])
 
@@ -48,9 +52,9 @@ class Pool:
 @pytest.fixture
 def pool(testbed: Testbed, cluster: str) -> Iterator[Pool]:
     here = Pool(testbed, cluster)
+    here.clear()
     yield here
-    here("size", "--min", "0", "--max", "0", "--idle", "120", "--sbatch", "--time=UNLIMITED")
-    eventually(lambda: not here.members(), 90)
+    here.clear()
 
 
 def deployment(name: str, replicas: int) -> dict[str, Any]:
@@ -98,6 +102,35 @@ def test_pods_prefer_the_pool_and_spill_into_the_queue(pool: Pool, kubectl: Kube
     assert kubectl("exec", inside, "--", "echo", "hello").stdout == "hello\n"
     kubectl("delete", "pod", inside, "--wait=true")
     assert pool.ready() == [name], "a pod's end is not its node's"
+
+
+def test_a_runtime_class_chooses(pool: Pool, kubectl: Kubectl) -> None:
+    pool("size", "--min", "1", "--max", "1")
+    (name,) = pool.until(1)
+    kubectl.apply(
+        pod("quick", "true", runtimeClassName="pool"), pod("patient", "true", runtimeClassName="queue")
+    )
+    assert kubectl.wait_phase("quick", "Succeeded")["spec"]["nodeName"] == name
+    found = kubectl.wait_phase("patient", "Succeeded")
+    assert (
+        kubectl.get("node", found["spec"]["nodeName"])["metadata"]["labels"]["slurmlet.io/kind"]
+        == "partition"
+    )
+    refused = kubectl("apply", "-f", "-", stdin=json.dumps(pod("p", runtimeClassName="gvisor")), check=False)
+    assert "gvisor" in refused.stderr
+
+
+def test_a_node_that_is_not_there_cannot_be_removed(pool: Pool, testbed: Testbed, cluster: str) -> None:
+    pool("size", "--min", "1", "--max", "1")
+    (name,) = pool.until(1)
+    wrong = testbed.run(["slurmlet", "pool", "rm", "-c", cluster, "pool-none"], check=False)
+    assert wrong.code != 0
+    assert "no such pool node: pool-none" in wrong.stderr
+    pool("rm", name)
+    eventually(lambda: not pool.members())
+    pool("size", "--min", "0", "--max", "0")
+    kept = json.loads(testbed.run(["cat", f"/home/user1/.slurmlet/{cluster}/pool.json"]).stdout)
+    assert kept["unwanted"] == [], "names of nodes that are gone are not kept"
 
 
 def test_an_allocation_that_is_cancelled_fails_its_pods_and_is_replaced(

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import re
+import time
+import uuid
+from pathlib import Path
 
 import pytest
 
 from slurmlet.testbed.hosts import Testbed
+from slurmlet.testbed.serverimages import load
 from tests.e2e.conftest import IMAGE, eventually
-from tests.e2e.running import accounted, all_gone, run, started
+from tests.e2e.inspecting import processes
+from tests.e2e.running import READY, SLEEPER, accounted, all_gone, run, started
+from tests.e2e.terminals import Terminal
 
 pytestmark = pytest.mark.e2e
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "run"
 
 WEB = f"""
 apiVersion: apps/v1
@@ -168,11 +176,112 @@ spec:
         assert "events.txt" in logs
 
 
-def test_an_image_from_a_file(testbed: Testbed) -> None:
-    """In the store that all clusters share, so the pods of the run find it."""
-    done = run(testbed, "--image", "/home/user1/no-such-image.tar", "--", "true")
-    assert done.code == 1
-    assert "no-such-image.tar" in done.stderr
+# Under another name than any registry or earlier test gave it.
+RENAMED = """
+import io, json, sys, tarfile
+with tarfile.open(sys.argv[1]) as old, tarfile.open(sys.argv[2], "w") as new:
+    for entry in old:
+        data = old.extractfile(entry).read()
+        if entry.name == "manifest.json":
+            (image,) = json.loads(data)
+            data = json.dumps([{**image, "RepoTags": [sys.argv[3]]}]).encode()
+            entry.size = len(data)
+        new.addfile(entry, io.BytesIO(data))
+"""
+
+
+class TestImages:
+    def test_one_from_a_file_is_there_for_the_pods(self, testbed: Testbed) -> None:
+        name, path = f"localhost:5000/from-a-file:{uuid.uuid4().hex[:8]}", "/home/user1/from-a-file.tar"
+        testbed.run(["python3", "-c", RENAMED, "/opt/slurmlet/images/busybox.tar", path, name])
+        script = f"""
+        kubectl run p --image={name} --image-pull-policy=Never --restart=Never -- echo it runs >/dev/null
+        kubectl wait --for=jsonpath='{{.status.phase}}'=Succeeded pod/p --timeout=60s >/dev/null && kubectl logs p
+        """
+        try:
+            done = run(testbed, "--image", path, "--", "sh", "-c", script)
+            assert done.code == 0, done.stderr
+            assert done.stdout == "it runs\n"
+        finally:
+            testbed.run(["slurmlet", "image", "rm", name], check=False)
+
+    def test_one_that_is_not_there(self, testbed: Testbed) -> None:
+        done = run(testbed, "--image", "/home/user1/no-such-image.tar", "--", "true")
+        assert done.code == 1
+        assert "no-such-image.tar" in done.stderr
+
+
+class TestTerminal:
+    """What a person at a terminal has of it."""
+
+    def test_without_a_command_it_is_a_shell(self, testbed: Testbed) -> None:
+        terminal = Terminal(testbed, "slurmlet", "run", "-N2")
+        try:
+            terminal.until("workload starts", 60)
+            terminal.type("tty && stty size; kubectl get nodes -o name; echo job=$SLURM_JOB_ID.\n")
+            said = terminal.until("node/c2", 30)
+            assert "/dev/pts/" in said
+            assert "24 80" in said
+            assert "node/c1" in said
+            job_id = re.search(r"job=(\d+)\.", terminal.until(".\r\n"))
+            assert job_id
+            # Of what runs in the shell, not of the run.
+            terminal.type("sleep 300\n")
+            time.sleep(1)
+            terminal.type("\x03")
+            terminal.type("echo still-$((40 + 2))\n")
+            terminal.until("still-42")
+            terminal.type("exit 6\n")
+            assert terminal.process.wait(30) == 6
+            all_gone(testbed, job_id.group(1))
+        finally:
+            terminal.close()
+
+    def test_ctrl_c_ends_a_command_that_does_not_mind_it(self, testbed: Testbed) -> None:
+        terminal = Terminal(
+            testbed, "slurmlet", "run", "-N2", "--", "sh", "-c", "echo job=$SLURM_JOB_ID.; cat; sleep 300"
+        )
+        try:
+            job_id = re.search(r"job=(\d+)\.", terminal.until(".\r\n", 60))
+            assert job_id
+            terminal.type("what is typed\n")
+            # By the terminal, then by cat.
+            terminal.until("what is typed\r\nwhat is typed\r\n")
+            terminal.type("\x03")
+            assert terminal.process.wait(30) != 0
+            all_gone(testbed, job_id.group(1))
+        finally:
+            terminal.close()
+
+    @pytest.mark.parametrize("signal", ["TERM", "HUP", "KILL"])
+    def test_signals_to_what_was_typed(self, testbed: Testbed, signal: str) -> None:
+        with started(testbed, "sleep 300", "-N2") as here:
+            fronts = [
+                one
+                for one in processes(testbed, "login", "slurmlet run")
+                if READY in one.line and "srun" not in one.line
+            ]
+            testbed.run(["kill", f"-{signal}", fronts[0].pid])
+            all_gone(testbed, here.job_id, here.uids)
+
+    def test_ctrl_c_twice_ends_everything(self, testbed: Testbed) -> None:
+        script = f"""
+        i=1; {SLEEPER}; kubectl wait --for=condition=Ready pod --all
+        trap 'echo still here' INT
+        echo job=$SLURM_JOB_ID.
+        while true; do sleep 0.2; done
+        """
+        terminal = Terminal(testbed, "slurmlet", "run", "-N2", "--", "sh", "-c", script)
+        try:
+            job_id = re.search(r"job=(\d+)\.", terminal.until(".\r\n", 60))
+            assert job_id
+            terminal.type("\x03")
+            terminal.until("still here")
+            terminal.type("\x03")
+            assert terminal.process.wait(30) != 0
+            all_gone(testbed, job_id.group(1))
+        finally:
+            terminal.close()
 
 
 class TestFaults:
@@ -278,3 +387,43 @@ def test_ten_runs_at_once_by_two_users(testbed: Testbed) -> None:
     assert len({name for _, name in said}) == 10
     for (user, *_), (job_id, _) in zip(ended, said, strict=True):
         all_gone(testbed, job_id, user=user)
+
+
+class TestExamples:
+    """examples/run as people find them, with the testbed's image in place of a registry's."""
+
+    def run(self, testbed: Testbed, name: str, *words: str, image: str = IMAGE) -> str:
+        path = f"/home/user1/{name}"
+        testbed.run(["tee", path], stdin=(EXAMPLES / name).read_text().replace("busybox:1", image))
+        done = run(testbed, *words, "--", "env", f"IMAGE={image}", "sh", path, timeout_s=150)
+        assert done.code == 0, done.stderr
+        return done.stdout
+
+    def test_following_a_jobs_logs(self, testbed: Testbed) -> None:
+        assert "step 5" in self.run(testbed, "job-follow-logs.sh")
+
+    def test_training_on_three_nodes(self, testbed: Testbed) -> None:
+        said = self.run(testbed, "job-training.sh", "-N3")
+        ranks = [line.split()[1] for line in said.splitlines() if line.startswith("rank ")]
+        assert sorted(ranks) == ["0", "1", "2"]
+
+    def test_the_api_with_a_token(self, testbed: Testbed) -> None:
+        assert self.run(testbed, "kube-api.sh", "-N2").count("kubernetes.io/hostname") == 2
+
+    def test_a_workload_in_yaml(self, testbed: Testbed) -> None:
+        path = "/home/user1/workload.yaml"
+        testbed.run(["tee", path], stdin=(EXAMPLES / "workload.yaml").read_text().replace("busybox:1", IMAGE))
+        done = run(testbed, "-N2", "--manifest", path, "--wait", timeout_s=150)
+        assert done.code == 0, done.stderr
+        assert sorted(done.stdout.splitlines()) == [f"{n} squared is {n * n}" for n in range(4)]
+
+    def test_a_benchmark_in_a_pod(self, testbed: Testbed) -> None:
+        load(testbed, ["sysbench"])
+        said = self.run(testbed, "pod-sysbench.sh", "-c2", image="localhost:5000/sysbench:1")
+        assert "Number of threads: 2" in said
+        assert "events per second:" in said
+
+    def test_a_web_server_behind_a_node_port(self, testbed: Testbed) -> None:
+        load(testbed, ["servers"])
+        said = self.run(testbed, "pod-nginx.sh", "-N2", image="localhost:5000/servers:1")
+        assert "Welcome to nginx on web-" in said

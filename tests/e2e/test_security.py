@@ -60,7 +60,9 @@ def make_victim(kubectl: Kubectl) -> Victim:
         "volumeMounts": [{"name": "treasure", "mountPath": "/treasure"}],
     }
     volumes = [{"name": "treasure", "secret": {"secretName": "treasure"}}]
-    kubectl.apply(secret, pod("victim", container=uses, volumes=volumes), pod("other"))
+    # A batch job: its script is one more thing to look at.
+    queued = {"annotations": {"slurmlet.io/launch": "batch"}}
+    kubectl.apply(secret, pod("victim", container=uses, volumes=volumes, metadata=queued), pod("other"))
     seen = kubectl.wait_phase("victim", "Running")
     kubectl.wait_phase("other", "Running")
     assert kubectl("exec", "victim", "--", "cat", "/treasure/key").stdout == marker

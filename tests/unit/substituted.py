@@ -17,10 +17,12 @@ import pytest
 from slurmlet.runner import linux
 from slurmlet.runner.loop import Loop
 from slurmlet.runner.network import addresses, filtering
+from slurmlet.runner.network.native import library as native
 from slurmlet.runner.network.overlay import Overlay, open_socket
 from slurmlet.runner.network.setup import Setup
 from slurmlet.runner.network.substituting import Supervisor
 from slurmlet.runner.network.tables import Tables
+from slurmlet.upstream import compiling
 
 TIMEOUT_S = 20.0
 KEY = b"k" * 32
@@ -110,6 +112,7 @@ def _in_child(births: socket.socket, out: int, function: Callable[[], Any]) -> N
 
 class Pod:
     def __init__(self, world: World, ip: str, host_ip: str, pod_sockets: Any = None) -> None:
+        self.library = world.library
         self.world, self.ip = world, ip
         self.setup = Setup(
             addresses.number(ip),
@@ -138,6 +141,7 @@ class Pod:
             self.pod_sockets,
             self.published.append,
             self.journal,
+            self.library,
         )
 
     def die(self) -> None:
@@ -170,8 +174,8 @@ class Pod:
 class World:
     """Two pods on two "hosts" (loopback addresses) and one loop for both netds."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, library: Any = None) -> None:
+        self.directory, self.library = directory, library
         self.loop = Loop()
         self.programs: list[Program] = []
         self.one = Pod(self, "10.244.0.1", "127.0.1.1")
@@ -197,9 +201,21 @@ class World:
         assert self.loop.run_until(condition, TIMEOUT_S)
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path)
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """netfast, or why there is none."""
+    directory = tmp_path_factory.mktemp("native")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURMLET_CACHE", str(directory / "cache"))
+        patch.delenv("SLURMLET_NO_NATIVE", raising=False)
+        return compiling.write_library(directory) or native.load(str(directory))
+
+
+@pytest.fixture(params=["python", "native"])
+def world(request: pytest.FixtureRequest, tmp_path: Path, compiled: Any) -> Iterator[World]:
+    if request.param == "native" and isinstance(compiled, str):
+        pytest.skip(compiled)
+    made = World(tmp_path, compiled if request.param == "native" else None)
     yield made
     for program in made.programs:
         program.kill()

@@ -22,7 +22,7 @@ from slurmlet.slurm import probing
 KEYS = {
     "host", "kernel", "machine", "python", "python_path", "user_namespace", "network_namespace", "subuids", "tun", "fuse",
     "fuse_overlayfs", "seccomp", "seccomp_actions", "runtimes", "scratch", "limits", "home", "login",
-    "pidfd_getfd", "own_ports", "host_ping", "max_net_namespaces",
+    "pidfd_getfd", "own_ports", "host_ping", "max_net_namespaces", "compiler",
 }  # fmt: skip
 
 

@@ -23,6 +23,7 @@ GOOD: dict[str, Any] = {
     "machine": "x86_64",
     "python": [3, 9, 2],
     "python_path": "/usr/bin/python3",
+    "compiler": "/usr/bin/cc",
     "user_namespace": "",
     "network_namespace": "",
     "subuids": {"count": 65536, "problem": ""},
@@ -252,3 +253,18 @@ def test_a_probe_that_left_things_out_is_not_taken_for_good() -> None:
         "user namespaces",
         "container runtime",
     }
+
+
+def test_a_login_host_without_a_compiler_only_loses_speed() -> None:
+    found = findings(here={**GOOD, "compiler": ""})
+    line = line_of(found, "C compiler", "login")
+    assert (line.status, line.fatal) == ("degraded", False)
+    assert "cc" in line.remedy
+    assert judge(found).usable
+
+
+@pytest.mark.parametrize(("problem", "status"), [("", "ok"), ("no library of Slurm's", "degraded")])
+def test_a_site_without_a_way_to_start_at_once_is_told(problem: str, status: str) -> None:
+    found = findings(at_once_problem=problem)
+    assert line_of(found, "start at once", "login").status == status
+    assert judge(found).usable

@@ -22,10 +22,11 @@ from slurmlet.hub.allocations.lanes import AgentLane, Lanes
 from slurmlet.hub.credentials import NODE_NAME_PREFIX, RunnerAuthority
 from slurmlet.hub.links import LinkServer
 from slurmlet.hub.podstate import PodState
+from slurmlet.hub.polling import SlurmWatch
 from slurmlet.hub.settings import SERVER_NAME, Settings
 from slurmlet.model.ids import JobId, PodUid
 from slurmlet.model.jobstates import RUNNING, Fate, Stage
-from tests.unit.hub_making import make_settings
+from tests.unit.hub_making import FakeScheduler, make_settings
 from tests.unit.loopback import make_keys, until
 
 POD: dict[str, Any] = {
@@ -142,7 +143,8 @@ def lane_with(settings: Settings) -> tuple[AgentLane, Agent, FakeLink, Agents]:
     agents = Agents()
     agent, link = agents.expect("n1", JobId("12")), FakeLink()
     agent.link = link  # type: ignore[assignment]
-    return AgentLane(settings, agents, RunnerAuthority(settings)), agent, link, agents
+    watch = SlurmWatch(settings, FakeScheduler(), lambda: None)
+    return AgentLane(settings, agents, RunnerAuthority(settings), watch), agent, link, agents
 
 
 class TestLane:
@@ -187,6 +189,18 @@ class TestLane:
             assert await lane.fate(state) == RUNNING
             assert lane.order(state) is None
             agent.fate = Fate(Stage.ENDED, "NodeFailure", "Slurm job 12 lost its node")
+            assert await lane.fate(state) == agent.fate
+
+        asyncio.run(scenario())
+
+    def test_why_a_signalled_pod_ended_is_for_slurm_to_say(self, settings: Settings) -> None:
+        async def scenario() -> None:
+            lane, agent, _, _ = lane_with(settings)
+            state = PodState(POD)
+            state.job_id = JobId("12")
+            state.report = {"phase": "Done", "problem": {"reason": "Terminated"}}
+            agent.ended["u-1"] = 0  # type: ignore[index]
+            agent.fate = Fate(Stage.ENDED, "JobTimeout", "Slurm job 12 reached its time limit")
             assert await lane.fate(state) == agent.fate
 
         asyncio.run(scenario())

@@ -67,7 +67,7 @@ def test_a_pod_is_submitted_with_all_its_runner_needs(settings: Settings) -> Non
 
     async def scenario(submitter: Submitter) -> None:
         assert submitter.known_job(UID) is None
-        assert await submitter.submit(UID, submitter.request(POD, "batch")) == "101"
+        assert (await submitter.submit(UID, submitter.request(POD, "batch"))).job_id == "101"
         assert read_json(files.job)["job_id"] == "101"
         assert submitter.known_job(UID) == "101"
 
@@ -96,7 +96,7 @@ def test_a_job_that_a_dead_hub_submitted_is_found_and_not_submitted_again(settin
 
     async def comes_back(submitter: Submitter) -> None:
         assert submitter.known_job(UID) == "77"
-        assert await submitter.submit(UID, submitter.request(POD, "batch")) == "77"
+        assert (await submitter.submit(UID, submitter.request(POD, "batch"))).job_id == "77"
         assert read_json(settings.files.pod(UID).job)["job_id"] == "77"
 
     submit_with(settings, slurm, comes_back)
@@ -109,7 +109,7 @@ def test_an_intent_that_never_reached_slurm_is_carried_out(settings: Settings) -
     write_json(settings.files.pod(UID).job, {"intent_at": "2026-01-01T00:00:00Z"})
 
     async def scenario(submitter: Submitter) -> None:
-        assert await submitter.submit(UID, submitter.request(POD, "batch")) == "101"
+        assert (await submitter.submit(UID, submitter.request(POD, "batch"))).job_id == "101"
 
     submit_with(settings, slurm, scenario)
     assert slurm.looks >= 2, "Slurm is asked before a second attempt"
@@ -123,7 +123,7 @@ def test_a_job_that_appears_while_the_hub_asks_is_taken(settings: Settings) -> N
 
     async def scenario(submitter: Submitter) -> None:
         slurm.queue = [make_job("77")]
-        assert await submitter.submit(UID, submitter.request(POD, "batch")) == "77"
+        assert (await submitter.submit(UID, submitter.request(POD, "batch"))).job_id == "77"
 
     submit_with(settings, slurm, scenario)
     assert slurm.submitted == []
@@ -143,7 +143,7 @@ def test_when_slurm_is_away_the_intent_stays_for_the_next_attempt(settings: Sett
         assert set(read_json(settings.files.pod(UID).job)) == {"intent_at"}
         # It had come through after all: the answer was lost, not the job.
         slurm.queue = [make_job("77")]
-        assert await submitter.submit(UID, submitter.request(POD, "batch")) == "77"
+        assert (await submitter.submit(UID, submitter.request(POD, "batch"))).job_id == "77"
 
     submit_with(settings, slurm, scenario)
     assert len(slurm.submitted) == 1

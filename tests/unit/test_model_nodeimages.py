@@ -46,4 +46,5 @@ def test_slurms_reason_is_in_the_message() -> None:
     assert nodes.ready(replace(PART, up=False, state="drain"))[2] == "Slurm partition batch is not up (DRAIN)"
     some = nodes.ready(replace(PART, nodes_usable=2, reasons=("fans",)))
     assert (some[0], some[2]) == (True, "2 of 3 Slurm nodes can run jobs (others: fans)")
-    assert {nodes.ready(away)[1], nodes.ready(replace(PART, up=False))[1]} == set(nodes.HELD_BY_SLURM)
+    told = {nodes.ready(away)[1], nodes.ready(replace(PART, up=False))[1]}
+    assert told | {nodes.AGENT_LOST} == set(nodes.HELD_BY_SLURM)

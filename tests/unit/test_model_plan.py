@@ -296,7 +296,9 @@ def test_a_pod_with_a_network_of_its_own() -> None:
     network = PodNetwork("10.244.0.0/16", "10.96.0.0/16", "ab" * 32)
     place = Place("10.0.0.5", "c1", 16, 1 << 30, own_ip="10.244.0.7")
     env = [{"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
-    setting = Setting("default", {"app:1": IMAGE}, SOURCES, place, {}, network, {"ingress": [], "egress": None})
+    setting = Setting(
+        "default", {"app:1": IMAGE}, SOURCES, place, {}, network, {"ingress": [], "egress": None}
+    )
     made = pod_plan(pod({"env": env}), setting)
     assert made["network"]["ip"] == "10.244.0.7"
     assert made["network"]["policy"] == {"ingress": [], "egress": None}

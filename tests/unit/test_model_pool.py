@@ -82,13 +82,15 @@ class TestLeaving:
 class TestJobs:
     def test_pool_jobs_are_told_by_their_comment(self) -> None:
         said = (
-            "7|RUNNING|9:58|10:00|slurmlet-pool:cafe:pool-1\n8|PENDING|UNLIMITED|UNLIMITED|slurmlet-pool:cafe:pool-2\n"
-            "9|RUNNING|1:00|1:00|slurmlet-pool:beef:pool-3\n10|RUNNING|1:00|1:00|slurmlet:cafe:a-pod\n"
-            "11|COMPLETED|0:00|1:00|slurmlet-pool:cafe:pool-4\n12|RUNNING|1:00|1:00|(null)\n"
+            "7|RUNNING|9:58|10:00|1|None|slurmlet-pool:cafe:pool-1\n"
+            "8|PENDING|UNLIMITED|UNLIMITED|1|Resources|slurmlet-pool:cafe:pool-2\n"
+            "9|RUNNING|1:00|1:00|1|None|slurmlet-pool:beef:pool-3\n"
+            "10|RUNNING|1:00|1:00|1|None|slurmlet:cafe:a-pod\n"
+            "11|COMPLETED|0:00|1:00|1|None|slurmlet-pool:cafe:pool-4\n12|RUNNING|1:00|1:00|1|None|(null)\n"
         )
         assert parse("cafe", said) == [
             PoolJob("7", "pool-1", "RUNNING", 598.0, 600.0),
-            PoolJob("8", "pool-2", "PENDING", None, None),
+            PoolJob("8", "pool-2", "PENDING", None, None, 1, "Resources"),
         ]
 
     @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ import pytest
 
 from slurmlet.runner.network import filtering
 
-from .substituted import World, needs_notifications, world
+from .substituted import World, compiled, needs_notifications, world
 
-__all__ = ["world"]
+__all__ = ["compiled", "world"]
 ALLOW, NOTIFY, ERRNO = 0x7FFF0000, 0x7FC00000, 0x00050000
 
 

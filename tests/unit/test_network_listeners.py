@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from .substituted import World, needs_notifications, world
+from .substituted import World, compiled, needs_notifications, world
 
-__all__ = ["world"]
+__all__ = ["compiled", "world"]
 pytestmark = needs_notifications
 ONE = "10.244.0.1"
 ANY4, LOCAL4, POD = (socket.AF_INET, ""), (socket.AF_INET, "127.0.0.1"), (socket.AF_INET, ONE)

@@ -20,9 +20,9 @@ import pytest
 
 from slurmlet.runner.network import addresses
 
-from .substituted import World, needs_notifications, world
+from .substituted import World, compiled, needs_notifications, world
 
-__all__ = ["world"]
+__all__ = ["compiled", "world"]
 pytestmark = needs_notifications
 ONE, TWO = "10.244.0.1", "10.244.0.2"
 
@@ -357,7 +357,9 @@ class TestAccepting:
         def server() -> Any:
             made = listener()
             _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-            select.select([made], [], [])
+            selecting = select.poll()
+            selecting.register(made, select.POLLIN)
+            selecting.poll()
             resource.setrlimit(resource.RLIMIT_NOFILE, (made.fileno() + 1, hard))
             full = errno_of(made.accept)
             resource.setrlimit(resource.RLIMIT_NOFILE, (made.fileno() + 50, hard))

@@ -110,8 +110,8 @@ class TestSrun:
     def test_from_a_login_host(self) -> None:
         argv = srun_argv({}, ["-N3", "-c2"], ["prog", "x"], terminal=False)
         assert argv == [
-            "srun", "--kill-on-bad-exit=1", "--job-name=slurmlet-run", "--ntasks=3", "--ntasks-per-node=1", "--input=0",
-            "-N3", "-c2", "prog", "x",
+            "srun", "--kill-on-bad-exit=1", "--disable-status", "--job-name=slurmlet-run",
+            "--ntasks=3", "--ntasks-per-node=1", "--input=0", "-N3", "-c2", "prog", "x",
         ]  # fmt: skip
 
     @pytest.mark.parametrize("spelled", [["-N3"], ["-N", "3"], ["--nodes=3"], ["--nodes", "3"]])
@@ -129,7 +129,7 @@ class TestSrun:
     def test_inside_an_allocation_all_of_it_is_used(self) -> None:
         environ = {"SLURM_JOB_ID": "77", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "8", "HOME": "/h"}
         argv = srun_argv(environ, [], ["prog"], terminal=False)
-        assert argv[2:7] == ["--overlap", "--nodes=2", "--mem=0", "--ntasks=2", "--ntasks-per-node=1"]
+        assert argv[3:8] == ["--overlap", "--nodes=2", "--mem=0", "--ntasks=2", "--ntasks-per-node=1"]
         assert srun_environment(environ) == {
             "SLURM_JOB_ID": "77", "SLURM_JOB_NUM_NODES": "2", "HOME": "/h", "SLURM_CPU_BIND": "none",
         }  # fmt: skip

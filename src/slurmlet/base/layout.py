@@ -9,6 +9,7 @@
     hub.json                      where the hub listens now; runners read it each time they dial
     gateway.json                  the gateway's ports and state; its next start takes the same ports
     runner.pyz                    the runner, as one file
+    bin/                          netd's native library, where this host could compile it
     pki/                          keys and certificates
     etcd/  logs/  run/            data, component logs, pids and locks
     pods/<uid>/                   one directory per pod: see PodFiles
@@ -154,6 +155,11 @@ class ClusterFiles:
     @property
     def runner(self) -> Path:
         return self.shared / "runner.pyz"
+
+    @property
+    def libraries(self) -> Path:
+        """What is compiled for runners, beside runner.pyz; may be empty."""
+        return self.shared / "bin"
 
     @property
     def pki(self) -> Path:

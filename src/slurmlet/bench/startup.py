@@ -22,6 +22,7 @@ from slurmlet.base.errors import SlurmletError, UserError
 from slurmlet.base.layout import ClusterFiles
 from slurmlet.base.processes import run
 from slurmlet.bench.statistics import Summary, summary
+from slurmlet.model.launching import AUTO, LAUNCH_ANNOTATION
 from slurmlet.upstream.locating import find
 
 _PATIENCE_S = 120.0
@@ -45,13 +46,13 @@ class Comparison:
 class StartupBench:
     """Needs a running cluster of this user and an image with a shell."""
 
-    def __init__(self, cluster: str, image: str, *, validate: bool = True) -> None:
+    def __init__(self, cluster: str, image: str, *, validate: bool = True, launch: str = AUTO) -> None:
         kubectl = find("kubectl")
         files = ClusterFiles.named(cluster)
         if kubectl is None or not files.kubeconfig.exists():
             raise UserError(f"cluster {cluster!r} is not there", hint=f"Run: slurmlet up -c {cluster}")
         self._kubectl = [str(kubectl), "--kubeconfig", str(files.kubeconfig)]
-        self._image = image
+        self._image, self._launch = image, launch
         # kubectl reads the server's whole schema to check a manifest: more than a third of what it costs.
         self._create = ["create", "-f", "-"] if validate else ["create", "--validate=false", "-f", "-"]
 
@@ -104,7 +105,7 @@ class StartupBench:
         return {
             "apiVersion": "v1",
             "kind": "Pod",
-            "metadata": {"name": pod},
+            "metadata": {"name": pod, "annotations": {LAUNCH_ANNOTATION: self._launch}},
             "spec": {
                 "restartPolicy": "Never",
                 "containers": [container],

@@ -9,6 +9,7 @@ import click
 from slurmlet.base.console import emit_json, emit_table, say
 from slurmlet.base.layout import DEFAULT_CLUSTER
 from slurmlet.cli import bench_network
+from slurmlet.model.launching import AUTO, WAYS
 
 if TYPE_CHECKING:
     from slurmlet.bench.scale import Scale
@@ -31,15 +32,22 @@ command.add_command(bench_network.command, "network")
 @click.option(
     "--validate/--no-validate", default=True, show_default=True, help="Let kubectl check the manifest first."
 )
+@click.option(
+    "--launch",
+    type=click.Choice(WAYS),
+    default=AUTO,
+    show_default=True,
+    help="How the pods' jobs are started.",
+)
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
-def startup(cluster: str, runs: int, image: str, validate: bool, output: str) -> None:
+def startup(cluster: str, runs: int, image: str, validate: bool, launch: str, output: str) -> None:
     """From the request to the first instruction: a pod beside a raw sbatch."""
     from slurmlet.bench.startup import StartupBench
 
     def told(number: int, raw_s: float, pod_s: float) -> None:
         say(f"  {number + 1}/{runs}: sbatch {raw_s:.3f} s, pod {pod_s:.3f} s")
 
-    result = StartupBench(cluster, image, validate=validate).compare(runs, told)
+    result = StartupBench(cluster, image, validate=validate, launch=launch).compare(runs, told)
     if output == "json":
         emit_json(result.as_json())
         return

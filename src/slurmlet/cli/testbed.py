@@ -116,7 +116,7 @@ def install() -> None:
 
 
 @command.command()
-@click.argument("names", nargs=-1, required=True, metavar="tools|servers|java|bench…")
+@click.argument("names", nargs=-1, required=True, metavar="tools|servers|java|bench|sysbench…")
 @click.option("--user", default="user1", show_default=True, help="Into whose store: user1 or user2.")
 def load(names: tuple[str, ...], user: str) -> None:
     """Put images of programs nobody here wrote into a user's store; the first time they are made, from Debian's packages."""

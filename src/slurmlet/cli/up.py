@@ -25,7 +25,9 @@ from slurmlet.controlplane.using import default_cluster
 )
 @click.option("--service-range", metavar="CIDR", help="Addresses of Services, for a new cluster.")
 @click.option("--pool", type=click.IntRange(0), metavar="N", help="Keep N pool nodes: see `slurmlet pool`.")
-@click.option("--pool-min", type=click.IntRange(0), metavar="N", help="An elastic pool: always this many nodes.")
+@click.option(
+    "--pool-min", type=click.IntRange(0), metavar="N", help="An elastic pool: always this many nodes."
+)
 @click.option("--pool-max", type=click.IntRange(0), metavar="N", help="And up to this many while pods wait.")
 @click.option("--timeout", "timeout_s", default=120.0, show_default=True, help="Seconds to wait.")
 def command(

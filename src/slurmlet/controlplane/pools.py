@@ -22,9 +22,13 @@ def load(files: ClusterFiles) -> PoolSpec:
 
 
 def change(files: ClusterFiles, changed: Callable[[PoolSpec], PoolSpec]) -> PoolSpec:
-    configs.load_existing(files)
+    config = configs.load_existing(files)
     with locked(files.run / "pool.lock"):
         spec = changed(load(files))
+        if spec.unwanted:
+            # Names of nodes that are long gone need not be kept.
+            live = {one.node for one in pool_jobs(config.id)}
+            spec = replace(spec, unwanted=spec.unwanted & live)
         if not 0 <= spec.least <= spec.most:
             raise UserError(
                 f"a pool of {spec.least} to {spec.most} nodes cannot be", hint="See: slurmlet pool ls"
@@ -75,6 +79,10 @@ def grow(files: ClusterFiles, count: int, options: Sequence[str] = ()) -> PoolSp
 
 def shrink(files: ClusterFiles, names: Sequence[str]) -> PoolSpec:
     """Named members go, drained first; the pool is smaller by as many."""
+    known = {one.node for one in pool_jobs(configs.load_existing(files).id)}
+    if unknown := sorted(set(names) - known):
+        raise UserError(f"no such pool node: {', '.join(unknown)}", hint="See: slurmlet pool ls")
+    names = sorted(set(names) - load(files).unwanted)
     return change(
         files,
         lambda spec: replace(

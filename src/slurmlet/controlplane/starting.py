@@ -113,6 +113,7 @@ def prepare(
     """Everything the supervisor and the hub read."""
     # cryptography takes 0.1 s to import: `status` and the supervisor need none of it.
     from slurmlet.controlplane import packing, pki
+    from slurmlet.upstream import compiling
 
     addresses = host_addresses()
     before = configs.load(files)
@@ -131,6 +132,7 @@ def prepare(
     kubeconfigs.write_all(files, config)
     networkfiles.write_all(files, config)
     packing.write_runner(files.runner)
+    compiling.write_for(files)
     return config
 
 

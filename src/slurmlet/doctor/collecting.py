@@ -20,7 +20,7 @@ from slurmlet.base.console import Steps
 from slurmlet.base.errors import SlurmletError
 from slurmlet.base.processes import run
 from slurmlet.doctor import reachability
-from slurmlet.slurm import probing
+from slurmlet.slurm import immediate, probing
 from slurmlet.upstream import locating, pinning
 
 QUEUE_WAIT_S = 60.0
@@ -42,6 +42,7 @@ class Findings:
     missing_commands: tuple[str, ...] = ()
     slurm_config: Mapping[str, str] = field(default_factory=dict)
     slurm_problem: str = ""
+    at_once_problem: str | None = None  # "": pods can start at once
     binaries: Mapping[str, str] = field(default_factory=dict)  # name -> path, "" where missing
     only_here: bool = False  # --node: judge this host as if it were a compute node
 
@@ -61,6 +62,7 @@ def collect(steps: Steps, *, partition: str | None, wait_s: float = QUEUE_WAIT_S
     config, problem = _slurm_config()
     if problem:
         return Findings(here=here, slurm_problem=problem, binaries=binaries)
+    at_once = immediate.look_at_site().problem
     with steps.step("looking at a compute node, through a small job"):
         job = _probe_node(partition, wait_s)
     node = _parse(job.output)
@@ -70,6 +72,7 @@ def collect(steps: Steps, *, partition: str | None, wait_s: float = QUEUE_WAIT_S
         node_problem="" if node is not None else job.problem or "the probe said nothing",
         node_timed_out=job.timed_out,
         slurm_config=config,
+        at_once_problem=at_once,
         binaries=binaries,
     )
 

@@ -74,6 +74,12 @@ def _slurm(findings: Findings) -> Iterator[Line]:
     config = findings.slurm_config
     yield Line(LOGIN, "Slurm", "ok", config.get("SLURM_VERSION", "?"), uses, without)
     yield from _plugins(config)
+    if (problem := findings.at_once_problem) is not None:
+        yield Line(
+            LOGIN, "start at once", "degraded" if problem else "ok", problem or "yes",
+            "sbatch alone" if problem else "srun, and Slurm's library for a job's exit code",
+            "a pod starts up to a second later, as every batch job does",
+        )  # fmt: skip
 
 
 def _plugins(config: Mapping[str, str]) -> Iterator[Line]:
@@ -104,6 +110,12 @@ def _login_host(here: Facts) -> Iterator[Line]:
     yield Line(LOGIN, "kernel", "ok", _kernel(here), "-", "-")
     yield Line(LOGIN, "Python", "ok", _version(here), str(here.get("python_path", "python")), "no slurmlet")
     yield _limits(here, LOGIN, "etcd, the API server and the hub", "many pods at once fail")
+    compiler = str(here.get("compiler", ""))
+    yield Line(
+        LOGIN, "C compiler", "ok" if compiler else "degraded", compiler or "none", "pods' new connections in C",
+        "new connections of pods are served by Python, several times slower; data is not",
+        "" if compiler else "A module or package with `cc` on the PATH of `slurmlet up`, once, is enough.",
+    )  # fmt: skip
     problem = str(here.get("user_namespace", ""))
     yield Line(
         LOGIN,

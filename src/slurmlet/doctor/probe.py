@@ -278,6 +278,7 @@ def facts(wanted: Any) -> Any:
         "tun": trial(try_tun),
         "fuse": trial(try_fuse),
         "fuse_overlayfs": find("fuse-overlayfs") or "",
+        "compiler": find("cc") or find("gcc") or find("clang") or "",
         "seccomp_actions": seccomp_actions(),
         "runtimes": versions(),
         "scratch": scratch(),

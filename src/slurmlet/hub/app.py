@@ -20,12 +20,15 @@ from slurmlet.base.layout import store_dir
 from slurmlet.hub import firstthings
 from slurmlet.hub import settings as settings_module
 from slurmlet.hub.allocations.agents import Agents
+from slurmlet.hub.allocations.ganging import GangKeeper
 from slurmlet.hub.allocations.keeping import AllocationKeeper
 from slurmlet.hub.allocations.lanes import AgentLane, Lanes, QueueLane
+from slurmlet.hub.allocations.offering import offer
 from slurmlet.hub.allocations.pooling import PoolKeeper
 from slurmlet.hub.counting import CountedScheduler, Counts
 from slurmlet.hub.credentials import RunnerAuthority
 from slurmlet.hub.imaging import Images
+from slurmlet.hub.launching import Launcher, LaunchKeeper
 from slurmlet.hub.links import LinkServer
 from slurmlet.hub.network import dnsrights
 from slurmlet.hub.network.networking import Network
@@ -129,7 +132,8 @@ class _Hub:
         self._events = EventRecorder(client, settings.host)
         self._watch = SlurmWatch(settings, slurm, lambda: self._pods.slurm_looked())
         authority = RunnerAuthority(settings)
-        submitter = Submitter(settings, slurm, self._watch, authority)
+        launcher = Launcher(settings, self._watch)
+        submitter = Submitter(settings, slurm, self._watch, authority, launcher)
         facts = _facts(settings, slurm, self._ports["kubelet_port"])
         self._nodes = NodeKeeper(settings, prompt, slurm, self._events, facts, store.list)
         images = Images(store, client, self._events, settings.pulls_at_once)
@@ -141,7 +145,7 @@ class _Hub:
             settings, prompt, self._agents, self._watch, self._events, facts, store.list
         )
         queue = QueueLane(submitter, self._watch, self._nodes, slurm)
-        agent_lane = AgentLane(settings, self._agents, authority)
+        agent_lane = AgentLane(settings, self._agents, authority, self._watch)
         self._tools = Tools(
             settings,
             client,
@@ -159,6 +163,9 @@ class _Hub:
         )
         self._pods = Pods(self._tools, tasks)
         self._watch.busy = self._pods.busy
+        self._launches = LaunchKeeper(
+            settings, slurm, self._watch, launcher, self._pods.has_link, self._pods.disown
+        )
         self._pool = PoolKeeper(
             settings,
             prompt,
@@ -168,6 +175,16 @@ class _Hub:
             authority,
             self._nodes.objects,
             lambda: [worker.state for worker in self._pods],
+        )
+        self._gangs = GangKeeper(
+            settings,
+            prompt,
+            slurm,
+            self._agents,
+            self._allocations,
+            authority,
+            self._events,
+            self._nodes.objects,
         )
         self._usage = Usage(lambda: [worker.state for worker in self._pods])
 
@@ -211,10 +228,13 @@ class _Hub:
             "sweep": pods.sweep(),
             "volumes": Provisioner(settings, client, self._events).run(),
             "refresh": Refresher(self._tools, lambda: (worker.state for worker in pods)).run(),
+            "offers": offer(client, with_gangs=not settings.ephemeral),
             "runners": _serve_runners(settings, links, pods, self._ports, self._earlier.get("runner_port")),
         }
         if not settings.ephemeral:
             tasks["pool"] = self._pool.run()
+            tasks["gangs"] = self._gangs.run()
+            tasks["launches"] = self._launches.run()
         if settings.ephemeral:
             tasks["first things"] = firstthings.provide(settings, client, self._allocations)
         if self._has_metrics:

@@ -97,7 +97,7 @@ async def linger(tools: Tools, state: PodState) -> float | None:
 
 async def _job_is_over(tools: Tools, state: PodState) -> bool:
     if state.job_id is not None:
-        return state.job_over
+        return state.all_over
     if not tools.settings.files.pod(state.uid).job.exists():
         return True
     # An intent whose outcome is unknown: ask Slurm before the pod may go.

@@ -18,6 +18,7 @@ from slurmlet.kube.client import ApiClient, ApiError
 log = logging.getLogger(__name__)
 _AGAIN_S = 0.05
 _ACCOUNT = "slurmlet-admin"
+_RBAC = "rbac.authorization.k8s.io"
 _TOKEN_S = 365 * 24 * 3600
 _CORE = "/api/v1/namespaces"
 
@@ -35,24 +36,34 @@ async def provide(settings: Settings, client: ApiClient, nodes: AllocationKeeper
                 "data": {"ca.crt": settings.pki("ca.crt").read_text()},
             },
         ),
-        _create(client, f"{_CORE}/kube-system/serviceaccounts", {"metadata": {"name": _ACCOUNT}}),
-        _create(
-            client,
-            "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
-            {
-                "metadata": {"name": _ACCOUNT},
-                "roleRef": {
-                    "apiGroup": "rbac.authorization.k8s.io",
-                    "kind": "ClusterRole",
-                    "name": "cluster-admin",
-                },
-                "subjects": [{"kind": "ServiceAccount", "name": _ACCOUNT, "namespace": "kube-system"}],
-            },
-        ),
+        _make_admin(client),
     )
     path = f"{_CORE}/kube-system/serviceaccounts/{_ACCOUNT}/token"
     answer = await _create(client, path, {"spec": {"expirationSeconds": _TOKEN_S}})
     write_private(settings.files.token, str(answer["status"]["token"]))
+
+
+async def _make_admin(client: ApiClient) -> None:
+    """Returns when the API server acts on it: it hears of its own new bindings a moment later."""
+    await _create(client, f"{_CORE}/kube-system/serviceaccounts", {"metadata": {"name": _ACCOUNT}})
+    binding = {
+        "metadata": {"name": _ACCOUNT},
+        "roleRef": {"apiGroup": _RBAC, "kind": "ClusterRole", "name": "cluster-admin"},
+        "subjects": [{"kind": "ServiceAccount", "name": _ACCOUNT, "namespace": "kube-system"}],
+    }
+    await _create(client, f"/apis/{_RBAC}/v1/clusterrolebindings", binding)
+    question = {
+        "spec": {
+            "user": f"system:serviceaccount:kube-system:{_ACCOUNT}",
+            "resourceAttributes": {"verb": "list", "resource": "nodes"},
+        }
+    }
+    path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+    while True:
+        answer = await _create(client, path, question)
+        if answer["status"]["allowed"]:
+            return
+        await asyncio.sleep(_AGAIN_S)
 
 
 async def _create(client: ApiClient, path: str, wanted: dict[str, Any]) -> dict[str, Any]:

@@ -108,7 +108,8 @@ class NodeKeeper:
 
     async def _pause(self, wait_s: float) -> None:
         try:
-            await asyncio.wait_for(self._vanished.wait(), wait_s)
+            async with asyncio.timeout(wait_s):
+                await self._vanished.wait()
         except TimeoutError:
             pass
 

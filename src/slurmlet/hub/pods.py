@@ -14,7 +14,7 @@ from slurmlet.hub.network.networking import MESSAGES
 from slurmlet.hub.tools import Tools
 from slurmlet.hub.worker import PodWorker
 from slurmlet.model import jobstates
-from slurmlet.model.ids import PodUid
+from slurmlet.model.ids import JobId, PodUid
 
 log = logging.getLogger(__name__)
 _SWEEP_S = 60.0
@@ -66,6 +66,17 @@ class Pods:
         worker = self._workers.get(uid)
         if worker is not None:
             worker.news()
+
+    def has_link(self, uid: PodUid) -> bool:
+        worker = self._workers.get(uid)
+        return worker is not None and worker.state.live_link is not None
+
+    def disown(self, uid: PodUid, job_id: JobId) -> None:
+        """The pod could not begin in this job: it gets another."""
+        self._tools.submitter.disown(uid, job_id)
+        worker = self._workers.get(uid)
+        if worker is not None:
+            worker.disown(job_id)
 
     def busy(self) -> bool:
         return any(worker.state.needs_slurm for worker in self._workers.values())

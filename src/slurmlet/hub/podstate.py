@@ -81,6 +81,15 @@ class PodState:
         return self.fate is not None and self.fate.stage is Stage.ENDED
 
     @property
+    def all_over(self) -> bool:
+        """Nothing of the pod runs any more: its runner said so and left, and Slurm at most tidies up behind it.
+
+        That takes 2 s in a job that was started at once: its step calls in vain for an srun that is gone.
+        """
+        tidied = self.fate is not None and self.fate.stage is Stage.ENDING
+        return self.job_over or (self.runner_done and tidied)
+
+    @property
     def queued(self) -> bool:
         return self.fate is not None and self.fate.stage is Stage.QUEUED
 

@@ -129,7 +129,8 @@ class SlurmWatch:
         await asyncio.sleep(max(_SHORTEST_S, _REST_PER_LOOK * look_s))
         interval_s = self._settings.busy_poll_s if self.busy() else self._settings.calm_poll_s
         try:
-            await asyncio.wait_for(self._wanted.wait(), interval_s)
+            async with asyncio.timeout(interval_s):
+                await self._wanted.wait()
         except TimeoutError:
             pass
 
@@ -142,7 +143,9 @@ class SlurmWatch:
                 by_id[job.job_id] = job
             # Should a pod ever have two jobs, the claim in its directory lets one of them run it. The one that is still
             # there counts, then the older one.
-            if uid is not None and (uid not in found or _rank(job) < _rank(found[uid])):
+            if uid is None or jobstates.never_placed(job):
+                continue
+            if uid not in found or _rank(job) < _rank(found[uid]):
                 found[uid] = job
         self._jobs = found
         self._by_id = by_id

@@ -104,7 +104,8 @@ class Provisioner:
         next_s = min(self._later.values(), default=None)
         try:
             delay_s = None if next_s is None else max(0.0, next_s - time.monotonic())
-            await asyncio.wait_for(self._wake.wait(), delay_s)
+            async with asyncio.timeout(delay_s):
+                await self._wake.wait()
         except TimeoutError:
             pass
         await asyncio.sleep(_SETTLE_S)

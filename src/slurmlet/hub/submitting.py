@@ -1,8 +1,8 @@
-"""A pod becomes a Slurm job, once: the seam behind which other ways to start a job can come later.
+"""A pod becomes a Slurm job, once: at once where resources are free now (hub/launching), else through sbatch.
 
-The order makes a crash harmless at every point: intent on disk, sbatch, job id on disk. After a crash the job is found
-by its comment; an intent without a job is submitted again; and should two jobs ever exist, the claim in the pod's
-directory lets only one of them run.
+The order makes a crash harmless at every point: intent on disk, sbatch or srun, job id on disk. After a crash the job is
+found by its comment; an intent without a job is submitted again; and should two jobs ever exist, the claim in the pod's
+directory lets only one of them run. A job in which the pod could not begin is noted as not the pod's.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from slurmlet.base.clock import rfc3339
 from slurmlet.base.errors import RefusedPod
@@ -18,23 +18,38 @@ from slurmlet.base.files import read_json, write_json
 from slurmlet.base.layout import PodFiles
 from slurmlet.base.processes import CommandError
 from slurmlet.hub.credentials import RunnerAuthority
+from slurmlet.hub.launching import LANE, Launcher
 from slurmlet.hub.polling import SlurmWatch
 from slurmlet.hub.settings import Settings
 from slurmlet.model.ids import JobId, PodUid
 from slurmlet.model.jobs import JobPlace, JobRequest, job_request
+from slurmlet.model.launching import IMMEDIATE
 from slurmlet.slurm.client import Scheduler
+from slurmlet.slurm.immediate import LaunchFailed, NotNow
 
 log = logging.getLogger(__name__)
 
 
+class Submitted(NamedTuple):
+    job_id: JobId
+    at_once: bool = False
+    why: str = ""  # not at once, though the pod asked for it
+
+
 class Submitter:
     def __init__(
-        self, settings: Settings, slurm: Scheduler, watch: SlurmWatch, authority: RunnerAuthority
+        self,
+        settings: Settings,
+        slurm: Scheduler,
+        watch: SlurmWatch,
+        authority: RunnerAuthority,
+        launcher: Launcher | None = None,
     ) -> None:
         self._settings = settings
         self._slurm = slurm
         self._watch = watch
         self._authority = authority
+        self._launcher = launcher
         self._slots = asyncio.Semaphore(settings.sbatch_at_once)
 
     def request(self, pod: Mapping[str, Any], partition: str) -> JobRequest:
@@ -52,23 +67,58 @@ class Submitter:
 
     def known_job(self, uid: PodUid) -> JobId | None:
         """The pod's job as far as Slurm's newest list or our own note tells."""
-        job = self._watch.job(uid)
-        if job is not None:
-            return job.job_id
         note = read_json(self._settings.files.pod(uid).job) or {}
+        job = self._watch.job(uid)
+        if job is not None and job.job_id not in note.get("not", ()):
+            return job.job_id
         return JobId(note["job_id"]) if note.get("job_id") else None
 
-    async def submit(self, uid: PodUid, request: JobRequest) -> JobId:
+    def disown(self, uid: PodUid, job_id: JobId) -> None:
+        """The pod could not begin in this job, and is to have another."""
+        files = self._settings.files.pod(uid)
+        if files.root.is_dir():
+            write_json(files.job, {"intent_at": rfc3339(), "not": [*_not_its(files), job_id]})
+
+    async def submit(self, uid: PodUid, request: JobRequest, looks_free: bool = False) -> Submitted:
         """Submit unless it is done already. Raises CommandError (transient: try again) or RefusedPod."""
         files = self._settings.files.pod(uid)
         if files.job.exists():
             # An attempt whose outcome nobody wrote down: Slurm knows.
             await self._watch.refresh()
-            job = self._watch.job(uid)
-            if job is not None:
-                await asyncio.to_thread(self._note, files, job.job_id)
-                return job.job_id
-        await asyncio.to_thread(self._prepare, files, uid)
+            job_id = self.known_job(uid)
+            if job_id is not None:
+                await asyncio.to_thread(self._note, files, job_id)
+                return Submitted(job_id)
+        at_once, why = False, ""
+        if self._launcher is not None:
+            at_once, why = self._launcher.chooses(request, looks_free)
+        await asyncio.to_thread(self._prepare, files, uid, at_once)
+        if at_once:
+            job_id, why = await self._launch(files, uid, request)
+            if job_id is not None:
+                await asyncio.to_thread(self._note, files, job_id)
+                return Submitted(job_id, at_once=True)
+        return Submitted(await self._queue(files, request), why=why)
+
+    async def _launch(self, files: PodFiles, uid: PodUid, request: JobRequest) -> tuple[JobId | None, str]:
+        """The job, or why it is for the queue. Raises a transient CommandError."""
+        assert self._launcher is not None
+        try:
+            return await self._launcher.launch(uid, request), ""
+        except NotNow as error:
+            why, failed = error.message, None
+        except LaunchFailed as error:
+            log.warning("%s", error.message)
+            why, failed = error.message, error.job_id
+        if failed is not None and await asyncio.to_thread(files.claim.exists):
+            return failed, ""  # it had begun after all: what became of it is Slurm's to say
+        if failed is not None:
+            await asyncio.to_thread(self.disown, uid, failed)
+        else:
+            await asyncio.to_thread(self._intend, files, False)
+        return None, why if request.launch == IMMEDIATE else ""
+
+    async def _queue(self, files: PodFiles, request: JobRequest) -> JobId:
         try:
             async with self._slots:
                 job_id = await asyncio.to_thread(self._slurm.submit, request.options, request.script)
@@ -80,12 +130,30 @@ class Submitter:
         await asyncio.to_thread(self._note, files, job_id)
         return job_id
 
-    def _prepare(self, files: PodFiles, uid: PodUid) -> None:
+    def _prepare(self, files: PodFiles, uid: PodUid, at_once: bool) -> None:
         self._authority.equip(files, uid)
-        write_json(files.job, {"intent_at": rfc3339()})
+        self._intend(files, at_once)
+
+    def _intend(self, files: PodFiles, at_once: bool) -> None:
+        write_json(files.job, {"intent_at": rfc3339(), **_lane(at_once), **_kept(files)})
 
     def _note(self, files: PodFiles, job_id: JobId) -> None:
-        write_json(files.job, {"job_id": job_id, "submitted_at": rfc3339()})
+        lane = _lane((read_json(files.job) or {}).get("lane") == LANE)
+        write_json(files.job, {"job_id": job_id, "submitted_at": rfc3339(), **lane, **_kept(files)})
+
+
+def _lane(at_once: bool) -> dict[str, str]:
+    return {"lane": LANE} if at_once else {}
+
+
+def _not_its(files: PodFiles) -> list[str]:
+    return list((read_json(files.job) or {}).get("not", ()))
+
+
+def _kept(files: PodFiles) -> dict[str, list[str]]:
+    """What every later note keeps of an earlier one."""
+    others = _not_its(files)
+    return {"not": others} if others else {}
 
 
 def _remedy(request: JobRequest) -> str:

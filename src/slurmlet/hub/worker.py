@@ -135,6 +135,12 @@ class PodWorker:
         if news:
             self._wake.set()
 
+    def disown(self, job_id: JobId) -> None:
+        """The pod could not begin in this job: it is to have another."""
+        if self.state.job_id == job_id:
+            self.state.job_id, self.state.fate = None, None
+        self._wake.set()
+
     def news(self) -> None:
         """The agent of the pod's node told something about it."""
         self._wake.set()
@@ -144,7 +150,8 @@ class PodWorker:
         if self.state.live_link is None:
             self._linked = self._linked or asyncio.Event()
             try:
-                await asyncio.wait_for(self._linked.wait(), timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    await self._linked.wait()
             except TimeoutError:
                 return None
             self._linked = None
@@ -181,7 +188,8 @@ class PodWorker:
         if deadline_s is not None and deadline_s > 0:
             delay_s = deadline_s if delay_s is None else min(delay_s, deadline_s)
         try:
-            await asyncio.wait_for(self._wake.wait(), delay_s)
+            async with asyncio.timeout(delay_s):
+                await self._wake.wait()
         except TimeoutError:
             pass
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from slurmlet.base.errors import RefusedPod
 from slurmlet.model import security
+from slurmlet.model.runtimeclasses import CLASSES
 from slurmlet.model.security import Problem
 
 _VOLUME_KINDS = {
@@ -40,7 +41,7 @@ def _problems(spec: Mapping[str, Any]) -> Iterator[Problem]:
     if spec.get("hostPID"):
         why = "a job has a PID namespace of its own, so that nothing outlives it"
         yield Problem("spec.hostPID", why, "Use shareProcessNamespace to see the processes of the pod")
-    if spec.get("runtimeClassName"):
+    if spec.get("runtimeClassName") not in (None, *CLASSES):
         yield Problem("spec.runtimeClassName", "there is one way to run containers here", _REMEDY)
     if spec.get("resourceClaims"):
         yield Problem("spec.resourceClaims", "dynamic resource allocation is not supported", _REMEDY)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slurmlet.model import nodes
+from slurmlet.model import gangs, nodes
 from slurmlet.model.nodes import KIND_LABEL, PARTITION_LABEL, HubFacts, label_value
 from slurmlet.model.slurmfacts import Grant
 
@@ -65,6 +65,7 @@ def node_name(host: str) -> str:
 
 
 def node_object(node: AllocationFacts) -> dict[str, Any]:
+    gang = gangs.allocation_of(node.name)
     return {
         "apiVersion": "v1",
         "kind": "Node",
@@ -79,10 +80,11 @@ def node_object(node: AllocationFacts) -> dict[str, Any]:
                 JOB_LABEL: label_value(node.job_id),
                 HOST_LABEL: label_value(node.host),
                 "slurmlet.io/gpus": str(node.gpus),
+                **({gangs.GANG: gang} if gang else {}),
             },
             "annotations": {"slurmlet.io/partition": node.partition},
         },
-        "spec": {},
+        "spec": {"taints": [gangs.taint(gang)]} if gang else {},
     }
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from slurmlet.model import quantities, sbatchoptions
 from slurmlet.model.ids import PodUid
+from slurmlet.model.launching import AUTO, LAUNCH_ANNOTATION, launch_of
 from slurmlet.model.resources import pod_requests
 
 MARK = "slurmlet"
@@ -22,8 +23,10 @@ JOB_ID_ANNOTATION = f"{sbatchoptions.PREFIX}job-id"
 HOST_ANNOTATION = f"{sbatchoptions.PREFIX}host"
 # Written by the hub, so not a typing error of the user's.
 HUB_ANNOTATIONS = frozenset({JOB_ID_ANNOTATION, HOST_ANNOTATION})
+_KNOWN_ANNOTATIONS = HUB_ANNOTATIONS | {LAUNCH_ANNOTATION}
 _RIVALS = {
     "--mem": frozenset({"--mem-per-cpu", "--mem-per-gpu"}),
+    "--mem-per-cpu": frozenset({"--mem", "--mem-per-gpu"}),
     "--cpus-per-task": frozenset({"--cpus-per-gpu", "--tres-per-task"}),
 }
 # An extended resource for each generic resource of the site's; dots stand for colons: gres-gpu.a100 is gpu:a100.
@@ -37,6 +40,7 @@ class JobRequest:
     script: str
     notes: tuple[str, ...]  # annotations without effect, for an event
     asked_by: tuple[str, ...] = ()  # annotations that gave options, should Slurm refuse them
+    launch: str = AUTO
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ def job_request(pod: Mapping[str, Any], place: JobPlace) -> JobRequest:
     extra, notes = sbatchoptions.from_annotations(annotations)
     notes += [
         f"{key}: no such annotation, ignored"
-        for key in sbatchoptions.unknown_annotations(annotations, HUB_ANNOTATIONS)
+        for key in sbatchoptions.unknown_annotations(annotations, _KNOWN_ANNOTATIONS)
     ]
     name, namespace = metadata["name"], metadata["namespace"]
     label = f"cluster={place.cluster} pod={namespace}/{name}"
@@ -85,11 +89,12 @@ def job_request(pod: Mapping[str, Any], place: JobPlace) -> JobRequest:
         f"--partition={place.partition}",
         "--nodes=1",
         "--ntasks=1",
-        *_without_rivals(_resource_options(spec), extra),
+        *without_rivals(_resource_options(spec), extra),
         # Later words win in sbatch: what the annotations say overrides what we derived.
         *extra,
     ]
-    return JobRequest(tuple(options), _script(place), tuple(notes), tuple(sbatchoptions.used(annotations)))
+    used = tuple(sbatchoptions.used(annotations))
+    return JobRequest(tuple(options), _script(place), tuple(notes), used, launch_of(annotations))
 
 
 def _resource_options(spec: Mapping[str, Any]) -> list[str]:
@@ -98,13 +103,13 @@ def _resource_options(spec: Mapping[str, Any]) -> list[str]:
     memory_mb = quantities.ceil(asked.get("memory", Fraction(0)) / 2**20)
     if memory_mb > 0:  # --mem=0 would mean all of the node's memory
         options.append(f"--mem={memory_mb}M")
-    gres = _gres(asked)
+    gres = gres_of(asked)
     if gres:
         options.append("--gres=" + ",".join(f"{name}:{count}" for name, count in sorted(gres.items())))
     return options
 
 
-def _gres(asked: Mapping[str, Fraction]) -> dict[str, int]:
+def gres_of(asked: Mapping[str, Fraction]) -> dict[str, int]:
     """Generic resources of Slurm by name: GPUs of either maker, and whatever is asked for by its own name there."""
     found: dict[str, int] = {}
     for resource, amount in asked.items():
@@ -116,7 +121,7 @@ def _gres(asked: Mapping[str, Fraction]) -> dict[str, int]:
 
 def asks_for_gpus(container: Mapping[str, Any]) -> bool:
     """Whether the container is to see the job's GPUs."""
-    asked = _gres(pod_requests({"containers": [container]}))
+    asked = gres_of(pod_requests({"containers": [container]}))
     return any(name.partition(":")[0] == "gpu" for name in asked)
 
 
@@ -126,7 +131,7 @@ def gres_name(resource: str) -> str:
     return "" if name == resource else name.replace(".", ":")
 
 
-def _without_rivals(derived: list[str], extra: list[str]) -> list[str]:
+def without_rivals(derived: list[str], extra: list[str]) -> list[str]:
     """Our options less those that sbatch refuses beside one of the user's (it says "mutually exclusive")."""
     given = {word.partition("=")[0] for word in extra}
     if "--tres-per-task" in given and not any(

@@ -80,9 +80,23 @@ def is_over(state: str) -> bool:
     return _TABLE.get(state, _UNKNOWN).stage is Stage.ENDED
 
 
+def stage_of(state: str) -> Stage:
+    return _TABLE.get(state, _UNKNOWN).stage
+
+
 def holds_resources(state: str) -> bool:
     """Whether the job is still in Slurm's hands: to be cancelled, to be waited for."""
     return not is_over(state)
+
+
+def waits_for_resources(job: Job) -> bool:
+    """Whether Slurm has looked for a place and found none; not one that is held, or waits for a time or another job."""
+    return _TABLE.get(job.state, _UNKNOWN).stage is Stage.QUEUED and job.reason in ("Resources", "Priority")
+
+
+def never_placed(job: Job) -> bool:
+    """What a request to start at once leaves when it is refused: an ended job that never had a node."""
+    return job.state == "FAILED" and not job.nodes
 
 
 def fate_of(job: Job) -> Fate:

@@ -120,7 +120,9 @@ def queue_taints(nodes: Sequence[Mapping[str, Any]]) -> dict[str, list[dict[str,
     }
     most = max(own.values(), default=0) + 1
     return {
-        name: [{"key": f"{POOL_TAINT}-{number}", "effect": "PreferNoSchedule"} for number in range(most - count)]
+        name: [
+            {"key": f"{POOL_TAINT}-{number}", "effect": "PreferNoSchedule"} for number in range(most - count)
+        ]
         for name, count in own.items()
     }
 

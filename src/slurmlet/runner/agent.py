@@ -29,7 +29,7 @@ _LOOK_S = 0.5
 _SIGNALLED_S = 25.0
 _SHORT_GRACE_S = 1.0
 # For what the killed left on the disk.
-_TIDY_S = 2.0
+_TIDY_S = 3.0
 _FEW_STARTS, _START_AGAIN_S = 5, 0.5
 
 
@@ -60,6 +60,8 @@ def main(arguments: List[str]) -> int:
             linux.die_with_parent(signal.SIGKILL)
             os._exit(forking.guarded(lambda: Agent(PodDir(options.directory), options.run).run()))
         status = _wait_for(pid)
+        node = PodDir(options.directory)
+        forking.sweep(node.cluster_dir, node.uid)
         if os.WIFEXITED(status) or not os.path.isdir(options.directory):
             break
         print(
@@ -97,7 +99,8 @@ class Agent:
         self._ending = self._signalled_once = False
         self._loop.on_signal(signal.SIGCHLD, self._reap)
         self._loop.on_signal(signal.SIGTERM, self._signalled)
-        self._loop.on_signal(signal.SIGINT, self._signalled)
+        # Ctrl-C in a run is for its workload, which may go on.
+        self._loop.on_signal(signal.SIGINT, (lambda: None) if run else self._signalled)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
 
     def run(self) -> int:

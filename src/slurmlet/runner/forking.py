@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import gc
 import importlib
+import json
 import os
 import signal
 import sys
-from typing import Callable
+from typing import Callable, List
 
-from slurmlet.runner import linux
+from slurmlet.runner import linux, removing
+from slurmlet.runner.scratch import choose_base
 
 # What a pod usually needs, so that a fork loads nothing; and what is needed when the archive that we came in is gone.
 _LOADED = (
     "shutil", "traceback", "slurmlet.runner.main", "slurmlet.runner.network.attaching", "slurmlet.runner.probing",
-    "slurmlet.runner.removing", "slurmlet.runner.running", "slurmlet.runner.sandbox", "slurmlet.runner.scratch",
-    "slurmlet.runner.unpacking",
+    "slurmlet.runner.running", "slurmlet.runner.sandbox", "slurmlet.runner.unpacking",
 )  # fmt: skip
 
 
@@ -76,18 +77,46 @@ def _forget_parent() -> None:
 
 def remove_scratch(uid: str) -> int:
     """Remove what a runner left on this node, in a process of its own (its pid; 0: nothing is left)."""
-    from slurmlet.runner.scratch import choose_base
+    return _remove([os.path.join(_pods_here(), uid)])
 
-    path = os.path.join(choose_base(os.environ, os.geteuid(), os.geteuid()), "pods", uid)
-    if not os.path.lexists(path):
-        return 0
-    pid = os.fork()
+
+def sweep(cluster_dir: str, node: str) -> None:
+    """Remove what runners of this node left, whose agent is gone. Nobody starts any meanwhile."""
+    try:
+        names = os.listdir(_pods_here())
+    except OSError:
+        return
+    pid = _remove(
+        [os.path.join(_pods_here(), name) for name in names if _started_by(cluster_dir, name) == node]
+    )
     if pid:
-        return pid
-    from slurmlet.runner import removing
+        os.waitpid(pid, 0)
 
-    _forget_parent()
-    os._exit(guarded(lambda: removing.main([path])))
+
+def _started_by(cluster_dir: str, uid: str) -> str:
+    """The node whose agent started the pod, as the hub noted it; "" for pods of other clusters and jobs."""
+    try:
+        with open(os.path.join(cluster_dir, "pods", uid, "job.json"), encoding="utf-8") as file:
+            return str(json.load(file).get("node") or "")
+    except (OSError, ValueError, AttributeError):
+        return ""
+
+
+def _pods_here() -> str:
+    return os.path.join(choose_base(os.environ, os.geteuid(), os.geteuid()), "pods")
+
+
+def _remove(paths: List[str]) -> int:
+    left = [path for path in paths if os.path.lexists(path)]
+    pid = os.fork() if left else 0
+    if pid or not left:
+        return pid
+
+    def work() -> int:
+        _forget_parent()
+        return max([removing.main([path]) for path in left])
+
+    os._exit(guarded(work))
 
 
 def exit_code(status: int) -> int:

@@ -43,6 +43,8 @@ class Loop:
         self._stale: Set[int] = set()
         # What the kernel said of the descriptor whose callback runs.
         self.events = 0
+        # Waits in our place, also for fileno(): whoever has more to watch than callbacks. Gets the longest time.
+        self.sleeper: Optional[Callable[[Optional[float]], None]] = None
         self._timers: List[Timer] = []
         self._soon: List[Callback] = []
         self._signals: Dict[int, Callback] = {}
@@ -52,6 +54,10 @@ class Loop:
         os.set_blocking(self._wake, False)
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         self.reading(self._woken, self._deliver_signals)
+
+    def fileno(self) -> int:
+        """Readable when a descriptor has news."""
+        return self._epoll.fileno()
 
     # File descriptors: one callback for each direction.
 
@@ -141,7 +147,11 @@ class Loop:
     def _turn(self) -> None:
         stale = self._stale
         stale.clear()
-        for fd, events in self._epoll.poll(self._wait_s()):
+        wait_s = self._wait_s()
+        if self.sleeper is not None:
+            self.sleeper(wait_s)
+            wait_s = 0
+        for fd, events in self._epoll.poll(wait_s):
             self.events = events
             # Errors and hang-ups are news for both.
             if events & ~select.EPOLLOUT and fd not in stale:

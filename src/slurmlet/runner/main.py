@@ -17,6 +17,14 @@ def main(argv: Optional[List[str]] = None) -> int:
         from slurmlet.runner import agent
 
         return agent.main(arguments[1:])
+    if arguments[:1] == ["step"]:
+        from slurmlet.runner import stepping
+
+        return stepping.main(arguments[1:])
+    if arguments[:1] == ["complete"]:
+        from slurmlet.runner import completing
+
+        return completing.main(arguments[1:])
     if len(arguments) != 1:
         print("usage: runner <pod directory> | runner agent <node directory>", file=sys.stderr)
         return 2

@@ -187,7 +187,8 @@ class Runner:
             return HostNetwork(plan, self._address)
         from slurmlet.runner.network.attaching import Parts, PodNetwork
 
-        parts = Parts(self._loop, self._children, scratch, self._link.send)
+        libraries = os.path.join(self._pod.cluster_dir, "bin")
+        parts = Parts(self._loop, self._children, scratch, self._link.send, libraries)
         self._pod_network = PodNetwork(parts, plan, self._address)
         self._pod_network.introduce()
         return self._pod_network

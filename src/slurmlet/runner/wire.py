@@ -21,6 +21,14 @@ runner → hub
              memory_bytes, rss_bytes, processes, rootfs, logs}} (those that run), volumes: {name: Space}} where rootfs,
              logs and Space are null or {used_bytes, inodes_used, capacity_bytes, available_bytes, inodes, inodes_free}
     attached, listeners, network-counts, ports-taken: the pod's network, docs/network.md
+agent of an allocation node → hub (its certificate names the node)
+    hello      protocol, node, version, host, host_ip, job_id, partition, cpus, memory_mb, host_memory_mb, gpus,
+               pods [uids that run], ended {uid: exit code}
+    pod-ended  uid, exit_code: its runner is gone
+hub → agent
+    start-pod  uid: start the runner of pods/<uid>; one that runs or ran is left alone
+    kill-pod   uid: SIGKILL to its runner
+    end        grace_s: end all pods, then leave
 hub → runner
     pod      pod: PodPlan; the answer to a hello without a pod
     volumes  volumes: {name: Volume of kind "files"}; newer contents for a running pod (a file with keep: true stays)

@@ -54,7 +54,8 @@ def srun_argv(
     environ: Mapping[str, str], options: Sequence[str], program: Sequence[str], *, terminal: bool
 ) -> list[str]:
     """The srun that starts `program` on every host. `terminal`: the person's shell wants one of its own."""
-    argv = ["srun", "--kill-on-bad-exit=1"]
+    # Without the second option srun keeps the first Ctrl-C to itself.
+    argv = ["srun", "--kill-on-bad-exit=1", "--disable-status"]
     nodes = _given(options, "-N", "--nodes") or environ.get("SLURM_JOB_NUM_NODES") or "1"
     if environ.get("SLURM_JOB_ID"):
         # All that the job holds, shared with whatever else runs in it.

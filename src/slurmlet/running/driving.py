@@ -42,6 +42,8 @@ _TEARDOWN_S = 3.0
 _STOP_S = 4.0
 _HUB_BACK_S = 1.5
 _LAST_WORDS_S = 2.0
+# fronting.py keeps two of them further apart.
+_SAME_SIGNAL_S = 1.0
 _KEEP_S, _KEEP_SIGNALLED_S = 20.0, 1.0
 
 
@@ -54,6 +56,7 @@ class Driver:
         self._supervisor = self._agent = 0
         self._command: subprocess.Popen[bytes] | None = None
         self._kill_at_s: float | None = None
+        self._interrupted_s: float | None = None
 
     def run(self) -> int:
         """The wait status with which the whole run should end."""
@@ -192,8 +195,17 @@ class Driver:
             if number != signal.SIGINT or not sys.stdin.isatty():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
+            if number == signal.SIGINT and self._insists():
+                self._kill_at_s = time.monotonic()
             if number == signal.SIGTERM and self._kill_at_s is None:
                 self._kill_at_s = time.monotonic() + max(1.0, _kill_wait_s() - _TEARDOWN_S)
+
+    def _insists(self) -> bool:
+        """Whether this SIGINT is a second one. The same one can come twice: from Slurm and from the guard."""
+        now_s = time.monotonic()
+        if self._interrupted_s is None:
+            self._interrupted_s = now_s
+        return not sys.stdin.isatty() and now_s - self._interrupted_s > _SAME_SIGNAL_S
 
     # Down
 

@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from slurmlet.model.allocationnodes import node_name
+from slurmlet.runner.forking import sweep
 from slurmlet.running import places
 from slurmlet.running.allocating import Task
 from slurmlet.running.arguments import Request
@@ -38,8 +40,7 @@ def guarded_run(task: Task, request: Request) -> int:
         libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         os._exit(_drive(task, request, where, guard))
     status = _wait_for(driver)
-    end_descendants()
-    places.remove(where)
+    _leave_nothing(task, where)
     os.close(lock)
     return end_as(status)
 
@@ -49,9 +50,15 @@ def _drive(task: Task, request: Request, where: places.RunPlaces, guard: int) ->
 
     status = Driver(task, request, where).run()
     if os.getppid() != guard:
-        end_descendants()
-        places.remove(where)
+        _leave_nothing(task, where)
     return end_as(status)
+
+
+def _leave_nothing(task: Task, where: places.RunPlaces) -> None:
+    end_descendants()
+    # Pods whose runner was killed; the agents of other hosts do the same for theirs.
+    sweep(str(where.shared), node_name(task.host))
+    places.remove(where)
 
 
 def _wait_for(pid: int) -> int:

@@ -70,8 +70,10 @@ def equip_hosts(files: ClusterFiles, hosts: Sequence[str]) -> None:
     from slurmlet.controlplane.packing import write_runner
     from slurmlet.hub import settings
     from slurmlet.hub.credentials import NODE_NAME_PREFIX, RunnerAuthority
+    from slurmlet.upstream.compiling import write_library
 
     write_runner(files.runner)
+    write_library(files.libraries)
     authority = RunnerAuthority(settings.load(files.root))
     private_dir(files.nodes)
     for host in hosts:

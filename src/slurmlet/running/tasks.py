@@ -17,11 +17,10 @@ _POLL_S = 0.05
 
 
 def run(request: Request) -> int:
-    """`slurmlet run`, wherever it is typed. Returns the exit code, or does not return: it becomes srun."""
+    """`slurmlet run`, wherever it is typed. Returns the exit code, or does not return: at a terminal it becomes srun."""
     task = allocating.task_here(os.environ)
     if task is None:
-        _become_srun(request)
-        raise AssertionError("exec does not return")
+        return _ask_srun(request)
     if task.drives:
         from slurmlet.running.guarding import guarded_run
 
@@ -31,7 +30,7 @@ def run(request: Request) -> int:
     return 0
 
 
-def _become_srun(request: Request) -> None:
+def _ask_srun(request: Request) -> int:
     terminal = not request.command and not request.wait and sys.stdin.isatty()
     if sys.stderr.isatty() and not request.verbose:
         from dataclasses import replace
@@ -39,8 +38,14 @@ def _become_srun(request: Request) -> None:
         request = replace(request, verbose=True)
     program = [sys.executable, "-P", "-m", "slurmlet.running", *request.inner_words()]
     argv = allocating.srun_argv(os.environ, request.srun, program, terminal=terminal)
+    around = allocating.srun_environment(os.environ)
     try:
-        os.execvpe(argv[0], argv, allocating.srun_environment(os.environ))  # noqa: S606
+        if terminal:
+            # What is typed goes to the shell over there, Ctrl-C included.
+            os.execvpe(argv[0], argv, around)  # noqa: S606
+        from slurmlet.running.fronting import front
+
+        return front(argv, around, in_job="SLURM_JOB_ID" in os.environ)
     except FileNotFoundError as error:
         raise SlurmletError(
             "there is no srun on this host", hint="Use a login host of the site, or run inside a job."

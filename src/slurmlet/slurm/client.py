@@ -58,12 +58,17 @@ class Scheduler(Protocol):
     def version(self) -> str: ...
 
 
+def command_environment(source: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What Slurm's commands are given of the environment."""
+    variables = os.environ if source is None else source
+    return {name: variables[name] for name in _KEPT_VARIABLES if name in variables}
+
+
 class SlurmClient:
     """Scheduler over the command line tools of the site."""
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
-        source = os.environ if environment is None else environment
-        self._environment = {name: source[name] for name in _KEPT_VARIABLES if name in source}
+        self._environment = command_environment(environment)
         self._uid = str(os.getuid())
 
     def submit(self, options: Sequence[str], script: str) -> JobId:

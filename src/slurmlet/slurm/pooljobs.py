@@ -1,4 +1,4 @@
-"""The jobs behind a cluster's pool nodes, as squeue tells them."""
+"""The jobs behind a cluster's allocation nodes, the pool's and gangs', as squeue tells them."""
 
 from __future__ import annotations
 
@@ -7,23 +7,39 @@ from dataclasses import dataclass
 
 from slurmlet.base.processes import run
 from slurmlet.model import pool
-from slurmlet.model.jobstates import is_over
+from slurmlet.model.gangs import key_of_allocation
+from slurmlet.model.jobstates import Stage, is_over, stage_of
 
-_FORMAT = "%A|%T|%L|%l|%k"
+_FORMAT = "%A|%T|%L|%l|%D|%r|%k"
 _TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
 class PoolJob:
     job_id: str
-    node: str
+    node: str  # of a gang: what its nodes' names begin with
     state: str
     left_s: float | None
     limit_s: float | None
+    hosts: int = 1
+    reason: str = ""
 
 
 def pool_jobs(cluster_id: str) -> list[PoolJob]:
     """Those that hold or wait for resources. Raises CommandError."""
+    return [one for one in _allocations(cluster_id) if not key_of_allocation(one.node)]
+
+
+def gang_jobs(cluster_id: str) -> dict[str, PoolJob]:
+    """By the key of the gang they are for, less those that are over but for cleaning up. Raises CommandError."""
+    return {
+        key: one
+        for one in _allocations(cluster_id)
+        if (key := key_of_allocation(one.node)) and stage_of(one.state) is not Stage.ENDING
+    }
+
+
+def _allocations(cluster_id: str) -> list[PoolJob]:
     argv = ["squeue", "--noheader", "--all", "-u", str(os.getuid()), "-o", _FORMAT]
     return parse(cluster_id, run(argv, timeout_s=_TIMEOUT_S).stdout)
 
@@ -31,10 +47,19 @@ def pool_jobs(cluster_id: str) -> list[PoolJob]:
 def parse(cluster_id: str, text: str) -> list[PoolJob]:
     found = []
     for line in text.split("\n"):
-        fields = line.split("|", 4)
-        node = pool.node_of(cluster_id, fields[4]) if len(fields) == 5 else ""
+        fields = line.split("|", 6)
+        node = pool.node_of(cluster_id, fields[6]) if len(fields) == 7 else ""
         if node and not is_over(fields[1]):
+            job_id, state, left, limit, hosts, reason, _ = fields
             found.append(
-                PoolJob(fields[0], node, fields[1], pool.seconds(fields[2]), pool.seconds(fields[3]))
+                PoolJob(
+                    job_id,
+                    node,
+                    state,
+                    pool.seconds(left),
+                    pool.seconds(limit),
+                    int(hosts) if hosts.isdecimal() else 1,
+                    "" if reason == "None" else reason,
+                )
             )
     return found

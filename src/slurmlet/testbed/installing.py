@@ -21,6 +21,7 @@ from slurmlet.base.processes import CommandError, run
 from slurmlet.testbed import packing
 from slurmlet.testbed.namespaces import enter_argv, find_init
 from slurmlet.testbed.settings import LOGIN, OPT, Paths, Plan
+from slurmlet.upstream import compiling
 from slurmlet.upstream.locating import ensure
 
 _STAMP = "slurmlet-testbed.json"
@@ -86,6 +87,7 @@ def install(paths: Paths, plan: Plan) -> bool:
         write_json(venv / _STAMP, {"slurmlet": "", "dependencies": "" if whole else want["dependencies"]})
         _put_wheel(wheel, wheels)
         _pip_install(paths, wheel, whole)
+        compiling.provide(paths.opt / "upstream")
         write_json(venv / _STAMP, want)
     return True
 

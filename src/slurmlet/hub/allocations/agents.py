@@ -32,6 +32,7 @@ class Agent:
     lost_s: float | None = None  # since when nobody heard of it
     running: set[PodUid] = field(default_factory=set)
     ended: dict[PodUid, int] = field(default_factory=dict)  # exit codes of runners
+    ended_s: dict[PodUid, float] = field(default_factory=dict)  # when we heard of it
     fate: Fate | None = None  # of the allocation, once it is over
 
     @property
@@ -86,6 +87,7 @@ class Agents:
             uid = PodUid(str(message["uid"]))
             agent.running.discard(uid)
             agent.ended[uid] = int(message["exit_code"])
+            agent.ended_s[uid] = asyncio.get_running_loop().time()
             self.on_pod(uid)
 
     def link_ended(self, link: RunnerLink) -> None:

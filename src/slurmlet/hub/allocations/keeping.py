@@ -70,8 +70,12 @@ class AllocationKeeper:
         """Somebody of ours wrote it."""
         self._objects[node["metadata"]["name"]] = node
 
+    def is_ready(self, name: str) -> bool:
+        """Whether the API server has been told so."""
+        return self._written.get(name, _UNKNOWN)[0][0]
+
     async def until_ready(self, names: set[str]) -> None:
-        while not all(self._written.get(name, _UNKNOWN)[0][0] for name in names):
+        while not all(self.is_ready(name) for name in names):
             self._described.clear()
             await self._described.wait()
 
@@ -92,7 +96,8 @@ class AllocationKeeper:
             except (SlurmletError, ApiError) as error:
                 log.warning("allocation nodes: %s", error.message)
             try:
-                await asyncio.wait_for(self._wake.wait(), _TURN_S)
+                async with asyncio.timeout(_TURN_S):
+                    await self._wake.wait()
             except TimeoutError:
                 pass
 

@@ -18,11 +18,15 @@ from slurmlet.hub.nodes import NodeKeeper
 from slurmlet.hub.podstate import PodState
 from slurmlet.hub.polling import SlurmWatch
 from slurmlet.hub.settings import Settings
-from slurmlet.hub.submitting import Submitter
+from slurmlet.hub.submitting import Submitted, Submitter
 from slurmlet.model import jobstates
 from slurmlet.model.ids import JobId, PodUid
-from slurmlet.model.jobstates import Fate
+from slurmlet.model.jobstates import RUNNING, Fate, Stage
+from slurmlet.model.launching import looks_free
 from slurmlet.slurm.client import Scheduler
+
+# How long a signalled pod may wait for Slurm to say why.
+_VERDICT_S = 20.0
 
 
 class Order(NamedTuple):
@@ -71,14 +75,18 @@ class QueueLane:
             return None
         request = self._submitter.request(state.pod, partition.name)
 
+        how: list[Submitted] = []
+
         async def place() -> JobId:
-            job_id = await self._submitter.submit(state.uid, request)
+            how.append(await self._submitter.submit(state.uid, request, looks_free(partition)))
             state.mark = self._watch.mark
             self._watch.poke()
-            return job_id
+            return how[-1].job_id
 
         def told(job_id: JobId) -> tuple[str, str]:
-            return "Submitted", f"Submitted as Slurm job {job_id} to partition {partition.name}"
+            more = " and started at once" if how[-1].at_once else ""
+            more = f"{more}; not at once: {how[-1].why}" if how[-1].why else more
+            return "Submitted", f"Submitted as Slurm job {job_id} to partition {partition.name}{more}"
 
         return Order(place, told, request.notes)
 
@@ -105,8 +113,10 @@ class QueueLane:
 class AgentLane:
     """A pod on an allocation node: a fork of its agent. Never touches the allocation itself."""
 
-    def __init__(self, settings: Settings, agents: Agents, authority: RunnerAuthority) -> None:
-        self._settings, self._agents, self._authority = settings, agents, authority
+    def __init__(
+        self, settings: Settings, agents: Agents, authority: RunnerAuthority, watch: SlurmWatch
+    ) -> None:
+        self._settings, self._agents, self._authority, self._watch = settings, agents, authority, watch
 
     def order(self, state: PodState) -> Order | None:
         agent = self._agents.get(state.node)
@@ -141,12 +151,23 @@ class AgentLane:
         if agent is None:
             return jobstates.fate_of_lost(state.job_id or "")
         if uid in agent.ended:
-            return jobstates.fate_of_runner(agent.name, agent.ended[uid])
+            return await self._fate_of_ended(agent, state)
         if agent.fate is not None:
             return agent.fate
         if agent.alive and uid not in agent.running:
             return await self._start_again(agent, state)
-        return jobstates.RUNNING
+        return RUNNING
+
+    async def _fate_of_ended(self, agent: Agent, state: PodState) -> Fate:
+        """A pod that was signalled may have been so because its allocation ends: then why is for Slurm to say."""
+        ended = jobstates.fate_of_runner(agent.name, agent.ended[state.uid])
+        if not state.signalled:
+            return ended
+        fate = agent.fate or await self._watch.fate(agent.job_id)
+        if fate is not None and fate.stage is Stage.ENDED:
+            return fate
+        waited_s = asyncio.get_running_loop().time() - agent.ended_s.get(state.uid, 0.0)
+        return RUNNING if waited_s < _VERDICT_S else ended
 
     async def _start_again(self, agent: Agent, state: PodState) -> Fate | None:
         """The agent does not know the pod: the word to start it was lost, or the agent that ran it was."""
@@ -157,7 +178,7 @@ class AgentLane:
             await self._agents.start(agent, state.uid)
         except LinkLost:
             return None
-        return jobstates.RUNNING
+        return RUNNING
 
     async def cancel(self, state: PodState) -> None:
         agent = self._agents.get(state.node)

@@ -24,7 +24,9 @@ from slurmlet.hub.podstate import PodState
 from slurmlet.hub.settings import Settings
 from slurmlet.kube.client import ApiClient, ApiError
 from slurmlet.model import pool
+from slurmlet.model.gangs import GANG
 from slurmlet.model.ids import JobId
+from slurmlet.model.jobstates import Stage, stage_of
 from slurmlet.model.pool import Member, PoolSpec
 from slurmlet.slurm.client import Scheduler
 from slurmlet.slurm.pooljobs import PoolJob, pool_jobs
@@ -95,7 +97,7 @@ class PoolKeeper:
         return Member(
             name=job.node,
             job_id=job.job_id,
-            queued=job.state in ("PENDING", "CONFIGURING"),
+            queued=stage_of(job.state) is Stage.QUEUED,
             ready=agent is not None and agent.alive,
             pods=len(pods),
             idle_s=now_s - self._busy_s[job.node],
@@ -105,8 +107,10 @@ class PoolKeeper:
         )
 
     async def _waiting_pods(self) -> int:
-        """Pods that the scheduler finds no node for."""
-        listed = await self._client.get("/api/v1/pods", fieldSelector="spec.nodeName=,status.phase=Pending")
+        """Pods that the scheduler finds no node for; those of a gang have an allocation of their own."""
+        listed = await self._client.get(
+            "/api/v1/pods", fieldSelector="spec.nodeName=,status.phase=Pending", labelSelector=f"!{GANG}"
+        )
         return sum(
             any(
                 one["type"] == "PodScheduled" and one.get("reason") == "Unschedulable"

@@ -99,7 +99,8 @@ class Network:
         await self._pods_synced.wait()
         if self._expected:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._settled.wait(), _SETTLE_S)
+                async with asyncio.timeout(_SETTLE_S):
+                    await self._settled.wait()
         self._settled.set()
 
     # Pods, as the API server has them.

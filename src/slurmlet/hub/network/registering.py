@@ -44,7 +44,8 @@ class DnsKeeper:
             try:
                 await self._keep()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), _LOOK_S)
+                    async with asyncio.timeout(_LOOK_S):
+                        await self._wake.wait()
                 self._wake.clear()
             except ApiError as error:
                 if error.message != complaint:

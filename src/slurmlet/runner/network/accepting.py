@@ -105,6 +105,9 @@ class Accepting:
         self._checking: Optional[Timer] = None
         self.on_named: Callable[[Socket], None] = lambda _sock: None
         self.on_waiting: Callable[[Call], None] = lambda _call: None
+        # For whoever takes connections from listeners too: ours are first; announcements are waited for.
+        self.on_busy: Callable[[int, bool], None] = lambda _cookie, _busy: None
+        self.on_holding: Callable[[bool], None] = lambda _holding: None
         overlay.on_announced = self._announced
 
     # The call.
@@ -133,17 +136,30 @@ class Accepting:
             if made < 0:
                 call.answer(-made)
                 return True
-            if (ip, port) in self._wakes:
-                self._swallow(made, (ip, port))
-                continue
-            what = self._overlay.claim(ip, port)
-            if what is None:
-                self._hold(_Held(sock, made, call, os.dup(fd)), (ip, port))
+            if self._settled(call, fd, sock, made, (ip, port)):
                 return True
-            if self._admitted(sock, what):
-                self._deliver(call, sock, _Arrived(made, what), flags, known=True)
-                return True
-            self._refuse(made)
+
+    def _settled(self, call: Call, fd: int, sock: Socket, made: int, key: Key) -> bool:
+        """Whether this connection answers the call, now or in a moment."""
+        if key in self._wakes:
+            self._swallow(made, key)
+            return False
+        what = self._overlay.claim(*key)
+        if what is None:
+            self._hold(_Held(sock, made, call, os.dup(fd)), key)
+            return True
+        if self._admitted(sock, what):
+            self._deliver(call, sock, _Arrived(made, what), flags_of(call), known=True)
+            return True
+        self._refuse(made)
+        return False
+
+    def adopt(self, call: Call, fd: int, sock: Socket, made: int) -> None:
+        """Go on where somebody else has taken a connection from the kernel and knows no more."""
+        if self._settled(call, fd, sock, made, self._kernel.peer(made)):
+            os.close(fd)
+        else:
+            self.accept(call, fd, sock, flags_of(call))
 
     def _admitted(self, sock: Socket, what: Announcement) -> bool:
         claim = sock.claim
@@ -215,6 +231,7 @@ class Accepting:
         queue = self._queues.get(sock.cookie)
         if queue is None:
             queue = self._queues[sock.cookie] = _Queue(sock)
+            self.on_busy(sock.cookie, True)
         return queue
 
     def _arrived(self, queue: _Queue) -> None:
@@ -238,6 +255,7 @@ class Accepting:
             queue.copy = -1
         if not queue.waiters and not queue.ready:
             self._queues.pop(queue.sock.cookie, None)
+            self.on_busy(queue.sock.cookie, False)
 
     def _give_up(self, queue: _Queue, call: Call) -> None:
         if call in queue.waiters:
@@ -283,6 +301,7 @@ class Accepting:
     def _hold(self, held: _Held, key: Key) -> None:
         self._counts["announced late"] += 1
         self._held[key] = held
+        self.on_holding(True)
         if held.call is not None:
             self.on_waiting(held.call)
         held.timer = self._loop.later(_HOLD_S, lambda: self._put_aside(key))
@@ -300,6 +319,7 @@ class Accepting:
     def _unknown(self, key: Key) -> None:
         self._counts["strangers"] += 1
         self._refuse(self._held.pop(key).fd)
+        self.on_holding(bool(self._held))
 
     def _go_on(self, held: _Held) -> None:
         """The call that found this connection looks for another one."""
@@ -314,6 +334,7 @@ class Accepting:
         held = self._held.pop(key, None)
         if held is None:
             return
+        self.on_holding(bool(self._held))
         self._overlay.claim(*key)
         if held.timer is not None:
             held.timer.cancel()

@@ -39,6 +39,8 @@ class Parts(NamedTuple):
     scratch: Scratch
     # Sends a control message to the hub.
     say: Callable[[bytes], None]
+    # Where netd's native library may be: native/library.py.
+    libraries: str = ""
 
 
 class PodNetwork:
@@ -150,7 +152,10 @@ class PodNetwork:
 
             ends = (control_end, births_end, self._overlay, self._dial)
             daemon.run(
-                daemon.Start(self._setup, self.mode, *ends, self._space, self._journal, dict(self._listeners))
+                daemon.Start(
+                    *(self._setup, self.mode, *ends, self._space, self._journal, dict(self._listeners)),
+                    self._parts.libraries,
+                )
             )
 
         self._parts.children.fork(work, self._netd_ended)

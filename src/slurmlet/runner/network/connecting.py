@@ -18,7 +18,7 @@ from typing import Callable, Dict, List, Optional, Tuple, Type
 from slurmlet.runner.loop import Loop, Timer
 from slurmlet.runner.network import addresses
 from slurmlet.runner.network.accepting import Inner, InnerSix
-from slurmlet.runner.network.hostsockets import HostSockets
+from slurmlet.runner.network.hostsockets import BlackHole, HostSockets
 from slurmlet.runner.network.listeners import Ports
 from slurmlet.runner.network.notifying import Call, Processes
 from slurmlet.runner.network.overlay import DENIED as DENIED_BY_PEER
@@ -57,27 +57,6 @@ class _Attempt:
         self.asked = 0
         # Registered with the loop.
         self.waits = False
-
-
-class BlackHole:
-    """An address of the host at which a connection neither comes about nor fails: a listener whose queue is full."""
-
-    def __init__(self) -> None:
-        self._listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        self._listener.bind(("127.0.0.1", 0))
-        self._listener.listen(0)
-        self._fillers: List[socket.socket] = []
-        for _ in range(2):
-            filler = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-            filler.connect_ex(self._listener.getsockname())
-            self._fillers.append(filler)
-
-    def close(self) -> None:
-        for each in (self._listener, *self._fillers):
-            each.close()
-
-    def address(self, family: int) -> bytes:
-        return addresses.encode(family, addresses.LOOPBACK, self._listener.getsockname()[1])
 
 
 class Connecting:
@@ -293,14 +272,28 @@ class Connecting:
         if peer is not None:
             what = Announcement(ip, port, *attempt.real)
             self._overlay.announce(peer, source_port, what)
-            self._recent.pop(source_port, None)
-            self._recent[source_port] = what
-            if len(self._recent) > _MAX_RECENT:
-                del self._recent[next(iter(self._recent))]
+            self.remember(source_port, what)
         elif attempt.kind is not None:
             self._overlay.expect(host_ip, source_port, attempt.kind(ip, port, *attempt.real))
         if attempt.shown[1]:
             sock.named(ip, port, *attempt.shown, attempt.kind is InnerSix)
+
+    def remember(self, source_port: int, what: Announcement) -> None:
+        self._recent.pop(source_port, None)
+        self._recent[source_port] = what
+        if len(self._recent) > _MAX_RECENT:
+            del self._recent[next(iter(self._recent))]
+
+    def refused(self, call: Call, fd: int, sock: Socket, shown: Name, real: Name) -> None:
+        """A connect() that was begun for us met a port that is closed: the table may be old."""
+        attempt = _Attempt(fd, sock, call, shown, self._setup.ip)
+        attempt.real = real
+        peer = attempt.peer = self._tables.peer(real[0])
+        sock.forget_names()
+        if peer is None:
+            self._end(attempt, errno.ECONNREFUSED)
+        else:
+            self._ask(attempt, peer)
 
     def _wait(self, attempt: _Attempt) -> None:
         attempt.waits = True

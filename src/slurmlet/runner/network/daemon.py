@@ -7,6 +7,7 @@ journal. So a netd that was killed is replaced by a new one, and the pod's conne
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import os
 import resource
@@ -26,6 +27,7 @@ from slurmlet.runner.network.setup import PACKETS, Setup
 from slurmlet.runner.network.tables import Tables
 
 _COUNT_EVERY_S = 30.0
+_COLLECT_AFTER = 20_000
 NUMBER_BYTES = 8
 _MAX_FILES = 4096
 
@@ -45,6 +47,8 @@ class Start(NamedTuple):
     journal: str
     # Listeners of processes that run already, by number.
     listeners: Dict[int, int]
+    # Where the native library may be; "": nowhere.
+    libraries: str = ""
 
 
 def run(start: Start) -> None:
@@ -52,6 +56,10 @@ def run(start: Start) -> None:
     code = 1
     try:
         _become_netd(start)
+        # What is remembered of connections is many small objects without cycles: looking through them all costs, and
+        # finds nothing.
+        gc.freeze()
+        gc.set_threshold(_COLLECT_AFTER, 10, 100)
         loop = Loop()
         _Daemon(loop, start)
         loop.run()
@@ -120,10 +128,12 @@ class _Daemon:
             )
             self._counted["minitcp"] = lambda: self._dialler.counts
         else:
+            from slurmlet.runner.network.native import library
             from slurmlet.runner.network.substituting import Supervisor
 
+            native = library.load(start.libraries)
             self._dialler = supervisor = Supervisor(
-                loop, setup, tables, overlay, sockets, self._listeners_changed, start.journal
+                loop, setup, tables, overlay, sockets, self._listeners_changed, start.journal, native
             )
             self._counted["supervisor"] = lambda: supervisor.counts
             if start.space is not None:

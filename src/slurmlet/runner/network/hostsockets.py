@@ -12,7 +12,7 @@ import os
 import select
 import socket
 import struct
-from typing import Optional, Tuple
+from typing import List, Optional, Tuple
 
 from slurmlet.runner.network import addresses
 
@@ -143,6 +143,10 @@ class HostSockets:
         self._size.value = _ADDRESS_BYTES
         return (0, 0) if self._getsockname(fd, self._address_at, self._size_at) else self._decoded()
 
+    def peer(self, fd: int) -> Tuple[int, int]:
+        self._size.value = _ADDRESS_BYTES
+        return (0, 0) if self._getpeername(fd, self._address_at, self._size_at) else self._decoded()
+
     def raw_name(self, fd: int) -> bytes:
         self._size.value = _ADDRESS_BYTES
         return (
@@ -166,6 +170,27 @@ class HostSockets:
             decoded = addresses.decode(bytes(self._address))
             ip = (decoded.ip or 0) if decoded is not None else 0
         return ip, port
+
+
+class BlackHole:
+    """An address of the host at which a connection neither comes about nor fails: a listener whose queue is full."""
+
+    def __init__(self) -> None:
+        self._listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        self._listener.bind(("127.0.0.1", 0))
+        self._listener.listen(0)
+        self._fillers: List[socket.socket] = []
+        for _ in range(2):
+            filler = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            filler.connect_ex(self._listener.getsockname())
+            self._fillers.append(filler)
+
+    def close(self) -> None:
+        for each in (self._listener, *self._fillers):
+            each.close()
+
+    def address(self, family: int) -> bytes:
+        return addresses.encode(family, addresses.LOOPBACK, self._listener.getsockname()[1])
 
 
 class _Borrowed:

@@ -51,10 +51,16 @@ class Journal:
         # The call being handled: memory, because it is written for each one. It outlives a killed process.
         self._now = mmap.mmap(slot, mmap.PAGESIZE)
         os.close(slot)
-        self._found.calls.append(bytes(self._now[:NOTIFICATION_BYTES]))
+        for at in range(0, mmap.PAGESIZE - NOTIFICATION_BYTES, NOTIFICATION_BYTES):
+            self._found.calls.append(bytes(self._now[at : at + NOTIFICATION_BYTES]))
         # The calls that wait, for a journal written anew.
         self.waiting: List[Callable[[], List[Call]]] = []
         table.on_swept = self._compact_if_old
+
+    @property
+    def slots(self) -> mmap.mmap:
+        """First the call being handled, then calls that wait elsewhere than in Python."""
+        return self._now
 
     # Writing.
 
@@ -122,7 +128,7 @@ class Journal:
 
     def unanswered(self, listener: Listener) -> List[bytes]:
         """Calls of this filter that an earlier netd took and never answered."""
-        return [raw for raw in self._found.calls if listener.valid(_number(raw)[0])]
+        return [raw for raw in dict.fromkeys(self._found.calls) if listener.valid(_number(raw)[0])]
 
     def _restore_name(self, raw: bytes, phase: str) -> None:
         cookie, family, six, ip, port, peer_ip, peer_port = _name.unpack(raw)

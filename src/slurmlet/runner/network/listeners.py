@@ -343,5 +343,6 @@ class Ports:
             claim.host_port = host_port
             self._claims.setdefault(claim.port, []).append(claim)
             self._reflect(claim)
+            self.on_opened(claim)
             self._publish()
             self._check_later()

@@ -12,7 +12,7 @@ import os
 import socket
 import struct
 import time
-from typing import Callable, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
 from slurmlet.runner.loop import Loop, Timer
 from slurmlet.runner.network import addresses
@@ -93,7 +93,20 @@ class Overlay:
         # Each datagram is read into the same place: a new one of 64 KiB for each would cost more than the rest.
         self._room = bytearray(_MAX_DATAGRAM_BYTES)
         self._view = memoryview(self._room)
+        # Reads in our place, and keeps announcements itself.
+        self._native: Any = None
         loop.reading(sock.fileno(), self.drain)
+
+    @property
+    def room(self) -> bytearray:
+        return self._room
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def lend(self, native: Any) -> None:
+        self._native = native
+        self._loop.forget(self._socket.fileno())
 
     @property
     def port(self) -> int:
@@ -147,6 +160,12 @@ class Overlay:
     def claim(self, host_ip: int, host_source_port: int) -> Optional[Announcement]:
         """The announcement of a connection that came from this host and port, once."""
         key = (host_ip, host_source_port)
+        if self._native is not None:
+            found: Optional[Announcement] = self._native.claim(*key)
+            if found is None:
+                self.drain()
+                found = self._native.claim(*key)
+            return found
         if key not in self._expected:
             self.drain()
         what, came_s = self._expected.pop(key, _NOTHING)
@@ -154,6 +173,9 @@ class Overlay:
 
     def expect(self, host_ip: int, host_source_port: int, what: Announcement) -> None:
         """A connection from ourselves: no datagram is needed to know it."""
+        if self._native is not None:
+            self._native.expect(host_ip, host_source_port, what)
+            return
         now_s = time.monotonic()
         while self._expected:
             oldest = next(iter(self._expected))
@@ -164,12 +186,20 @@ class Overlay:
         self._expected[(host_ip, host_source_port)] = (what, now_s)
 
     def drain(self) -> None:
+        if self._native is not None:
+            for size, host_ip, port in self._native.datagrams():
+                self.received(size, host_ip, port)
+            return
         for _ in range(_MAX_AT_ONCE):
             try:
                 size, (host, port) = self._socket.recvfrom_into(self._room)
             except OSError:
                 return
             self._received(self._view[:size], addresses.number(host), port)
+
+    def received(self, size_bytes: int, host_ip: int, port: int) -> None:
+        """A datagram that was put into our room."""
+        self._received(self._view[:size_bytes], host_ip, port)
 
     def _received(self, datagram: memoryview, host_ip: int, port: int) -> None:
         if len(datagram) < _HEAD.size + _TAG_BYTES:

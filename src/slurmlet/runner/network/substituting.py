@@ -21,6 +21,8 @@ from slurmlet.runner.network.connecting import Connecting, OnDialled
 from slurmlet.runner.network.hostsockets import HostSockets
 from slurmlet.runner.network.journal import Journal
 from slurmlet.runner.network.listeners import Claim, Ports
+from slurmlet.runner.network.native.fastpath import FastPath
+from slurmlet.runner.network.native.fastpath import Parts as FastParts
 from slurmlet.runner.network.notifying import Call, Listener, Processes, decode
 from slurmlet.runner.network.overlay import Overlay
 from slurmlet.runner.network.setup import Setup
@@ -49,6 +51,7 @@ class Supervisor:
         pod_sockets: Any,
         on_listeners: Callable[[Dict[int, int]], None],
         journal_path: str,
+        library: Any = None,
     ) -> None:
         self._loop, self._setup = loop, setup
         self.counts: Dict[str, int] = dict.fromkeys(_COUNTED, 0)
@@ -82,6 +85,11 @@ class Supervisor:
         self._connecting.on_waiting = self._accepting.on_waiting = self._journal.waits
         self._journal.waiting = [self._accepting.waiting, self._connecting.waiting]
         self._received = self._journal.received
+        self._native: Optional[FastPath] = None
+        if library is not None:
+            mine = (self._table, self._ports, self._connecting, self._accepting, self.counts)
+            calls = (self._journal.slots, self._serve, self._journal.named)
+            self._native = FastPath(library, FastParts(loop, setup, tables, overlay, *mine, *calls))
         self._journal.restore()
 
     def _all_handlers(self) -> Dict[int, Callable[[Call], None]]:
@@ -131,8 +139,9 @@ class Supervisor:
 
     def close(self) -> None:
         """Give up what is held for the pod's programs; their sockets stay theirs."""
-        for part in (self._ports, self._accepting, self._connecting):
-            part.close()
+        for part in (self._native, self._ports, self._accepting, self._connecting):
+            if part is not None:
+                part.close()
         for listener in self._listeners.values():
             self._loop.forget(listener.fd)
             os.close(listener.fd)
@@ -150,14 +159,18 @@ class Supervisor:
         for raw in self._journal.unanswered(listener):
             self._serve(decode(listener, raw))
         self._listeners[notify_fd] = listener
-        self._loop.reading(notify_fd, lambda: self._notified(listener, on_gone))
+        if self._native is None or not self._native.watch(listener, lambda: self._ended(listener, on_gone)):
+            self._loop.reading(notify_fd, lambda: self._notified(listener, on_gone))
+
+    def _ended(self, listener: Listener, on_gone: Callable[[], None]) -> None:
+        self._loop.forget(listener.fd)
+        del self._listeners[listener.fd]
+        os.close(listener.fd)
+        on_gone()
 
     def _notified(self, listener: Listener, on_gone: Callable[[], None]) -> None:
         if not self._loop.events & select.EPOLLIN:
-            self._loop.forget(listener.fd)
-            del self._listeners[listener.fd]
-            os.close(listener.fd)
-            on_gone()
+            self._ended(listener, on_gone)
             return
         raw = listener.receive()
         if raw is not None:
@@ -185,6 +198,8 @@ class Supervisor:
     def _known(self, call: Call, fd: int) -> Any:
         """The host socket behind a copy; lets the kernel go on (and closes the copy) where it is another kind of thing."""
         cookie = self._kernel.cookie(fd)
+        if self._native is not None:
+            self._native.forget(cookie)
         sock = self._table.get(cookie)
         if sock is not None:
             return sock

@@ -84,6 +84,18 @@ class Tables:
         self.egress: policy.Rules = None
         # Called after each message, with nothing: for whoever follows the NodePorts.
         self.on_change: List[Callable[[], None]] = []
+        # The library's picture of all this.
+        self._mirror: Any = None
+
+    def follow(self, mirror: Any) -> None:
+        """Tell `mirror` all that is here, and every change of it."""
+        self._mirror = mirror
+        if mirror is not None:
+            mirror.policy(self.ingress is not None, self.egress is not None)
+            for ip, peer in self._pods.items():
+                mirror.pod(ip, None, peer)
+            for key, target in self._services.items():
+                mirror.service(key, target)
 
     # What the hub says.
 
@@ -104,15 +116,20 @@ class Tables:
         if "policy" in message:
             self.ingress = policy.parse(message["policy"]["ingress"])
             self.egress = policy.parse(message["policy"]["egress"])
+            if self._mirror is not None:
+                self._mirror.policy(self.ingress is not None, self.egress is not None)
         if message.get("complete"):
             self._forget_old()
         for listener in self.on_change:
             listener()
 
     def _forget_old(self) -> None:
-        for table, old in zip(self._all_tables(), self._old):
-            for key in old:
-                table.pop(key, None)
+        pods, services, node_ports = self._old
+        for ip in list(pods):
+            self._set_pod(ip, None)
+        for table, old in ((self._services, services), (self.node_ports, node_ports)):
+            for key in list(old):
+                self._set(table, key, None)
         self._old = [set(), set(), set()]
 
     def _all_tables(self) -> Tuple[Dict[Any, Any], ...]:
@@ -120,24 +137,24 @@ class Tables:
 
     def _set_pod(self, ip: int, where: Any) -> None:
         self._old[0].discard(ip)
-        if where is None:
-            self._pods.pop(ip, None)
-            return
-        host_ip, overlay_port, listeners = where
-        ports = {int(port): int(host_port) for port, host_port in listeners.items()}
-        self._pods[ip] = Peer(addresses.number(host_ip), int(overlay_port), ports)
+        before, now = self._pods.pop(ip, None), None
+        if where is not None:
+            host_ip, overlay_port, listeners = where
+            ports = {int(port): int(host_port) for port, host_port in listeners.items()}
+            now = self._pods[ip] = Peer(addresses.number(host_ip), int(overlay_port), ports)
+        if self._mirror is not None:
+            self._mirror.pod(ip, before, now)
 
     def _set(self, table: Dict[Any, Target], key: Any, raw: Any) -> None:
         self._old[1 if table is self._services else 2].discard(key)
-        if raw is None:
-            table.pop(key, None)
-            return
-        target = Target(raw, self._setup.node)
-        before = table.get(key)
-        if before is not None and target.affinity_s:
-            # Clients stay with a backend that is still there.
-            target.chosen = before.chosen
-        table[key] = target
+        before, target = table.pop(key, None), None
+        if raw is not None:
+            target = table[key] = Target(raw, self._setup.node)
+            if before is not None and target.affinity_s:
+                # Clients stay with a backend that is still there.
+                target.chosen = before.chosen
+        if self._mirror is not None and table is self._services:
+            self._mirror.service(key, target)
 
     # What netd asks.
 
@@ -146,6 +163,12 @@ class Tables:
 
     def peers_on(self, host_ip: int) -> Iterator[Peer]:
         return (peer for peer in list(self._pods.values()) if peer.host_ip == host_ip)
+
+    def turn(self, ip: int, port: int, index: int) -> None:
+        """Whose turn it is, as the mirror has counted."""
+        target = self._services.get(_key(TCP, ip, port))
+        if target is not None:
+            target.next = index
 
     def is_service(self, protocol: int, ip: int, port: int) -> bool:
         return _key(protocol, ip, port) in self._services
