@@ -58,6 +58,13 @@ echo job $SLURM_JOB_ID
 """
 
 
+@pytest.fixture(scope="module", autouse=True)
+def stores(testbed: Testbed) -> None:
+    """What a person does once: a run's own hub is on a compute host, which need not reach a registry."""
+    for user in ("user1", "user2"):
+        testbed.run(["slurmlet", "image", "pull", IMAGE], user=user)
+
+
 def test_three_nodes_with_services_names_logs_and_exec(testbed: Testbed) -> None:
     words = ["slurmlet", "run", "-N3", "-c2", "--mem=700", "--", "sh", "-c", SPREAD]
     done = testbed.run(words, stdin=WEB, timeout_s=150, check=False)
@@ -323,7 +330,7 @@ class TestFaults:
         cat >/dev/null
         kubectl wait --for=condition=Ready node --all --timeout=60s >/dev/null
         new=$(kubectl get pods -o jsonpath='{.items[*].status.containerStatuses[*].containerID}')
-        test "$old" = "$new" || exit 20
+        test "$old" = "$new" || { echo "$old, then $new" >&2; exit 20; }
         for n in 1 2 3 4 5 6 7 8 9; do kubectl exec sleeper-1 -- true && exit 21; sleep 2; done
         """
         with started(testbed, script, "-N3") as here:

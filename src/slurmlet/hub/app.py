@@ -121,18 +121,18 @@ class _Hub:
         counts: Counts,
         tasks: asyncio.TaskGroup,
     ) -> None:
-        self._settings, self._client, self._counts = settings, client, counts
+        self._settings, self._client, self._prompt, self._counts = settings, client, prompt, counts
         self._earlier = read_json(settings.files.hub) or {}
         self._ports = {
             "kubelet_port": free_port(ANY, self._earlier.get("kubelet_port")),
             "metrics_port": free_port(settings.api_address, self._earlier.get("metrics_port")),
         }
-        slurm = CountedScheduler(SlurmClient(), counts)
+        self._slurm = slurm = CountedScheduler(SlurmClient(), counts)
         store = Store(store_dir())
         self._events = EventRecorder(client, settings.host)
         self._watch = SlurmWatch(settings, slurm, lambda: self._pods.slurm_looked())
-        authority = RunnerAuthority(settings)
-        launcher = Launcher(settings, self._watch)
+        self._authority = authority = RunnerAuthority(settings)
+        self._launcher = launcher = Launcher(settings, self._watch)
         submitter = Submitter(settings, slurm, self._watch, authority, launcher)
         facts = _facts(settings, slurm, self._ports["kubelet_port"])
         self._nodes = NodeKeeper(settings, prompt, slurm, self._events, facts, store.list)
@@ -163,29 +163,6 @@ class _Hub:
         )
         self._pods = Pods(self._tools, tasks)
         self._watch.busy = self._pods.busy
-        self._launches = LaunchKeeper(
-            settings, slurm, self._watch, launcher, self._pods.has_link, self._pods.disown
-        )
-        self._pool = PoolKeeper(
-            settings,
-            prompt,
-            slurm,
-            self._agents,
-            self._allocations,
-            authority,
-            self._nodes.objects,
-            lambda: [worker.state for worker in self._pods],
-        )
-        self._gangs = GangKeeper(
-            settings,
-            prompt,
-            slurm,
-            self._agents,
-            self._allocations,
-            authority,
-            self._events,
-            self._nodes.objects,
-        )
         self._usage = Usage(lambda: [worker.state for worker in self._pods])
 
     async def prepare(self) -> None:
@@ -231,17 +208,26 @@ class _Hub:
             "offers": offer(client, with_gangs=not settings.ephemeral),
             "runners": _serve_runners(settings, links, pods, self._ports, self._earlier.get("runner_port")),
         }
-        if not settings.ephemeral:
-            tasks["pool"] = self._pool.run()
-            tasks["gangs"] = self._gangs.run()
-            tasks["launches"] = self._launches.run()
         if settings.ephemeral:
             tasks["first things"] = firstthings.provide(settings, client, self._allocations)
+        else:
+            tasks |= self._job_tasks()
         if self._has_metrics:
             tasks["metrics API"] = _register_metrics(client, settings, self._ports["metrics_port"])
         if self._network is not None:
             tasks["network"] = self._network.run()
         return tasks
+
+    def _job_tasks(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """What a cluster that submits jobs of its own looks after: not one that lives inside a single job."""
+        settings, slurm, pods = self._settings, self._slurm, self._pods
+        shared = (self._prompt, slurm, self._agents, self._allocations, self._authority)
+        pool = PoolKeeper(
+            settings, *shared, self._nodes.objects, lambda: [worker.state for worker in self._pods]
+        )
+        gangs = GangKeeper(settings, *shared, self._events, self._nodes.objects)
+        launches = LaunchKeeper(settings, slurm, self._watch, self._launcher, pods.has_link, pods.disown)
+        return {"pool": pool.run(), "gangs": gangs.run(), "launches": launches.run()}
 
     def _pods_synced(self) -> None:
         if self._network is not None:

@@ -230,10 +230,13 @@ class PodWorker:
             return
         if not state.job_over:
             state.fate = await lane.fate(state) or state.fate
-        # Also by a hub that was started anew: until the runner dials in again, its file is what is known.
         if not state.runner_done and (state.job_over or state.report is None):
             path = self._tools.settings.files.pod(state.uid).report
-            state.report = await asyncio.to_thread(read_json, path) or state.report
+            found = await asyncio.to_thread(read_json, path)
+            # The runner writes it once for each phase: of a pod that goes on, the object knows more than the file,
+            # and a hub that was started anew would take its containers back to where they began.
+            if found and (state.job_over or found.get("phase") == "Done"):
+                state.report = found
         self._tell_pending()
 
     async def _tell_state(self) -> float | None:
