@@ -97,7 +97,9 @@ def test_large_output_byte_for_byte(speaker: Speaking) -> None:
 
 
 def test_a_terminal_on_the_containers_own_shell(speaker: Speaking) -> None:
-    first, second = (Terminal(speaker, "attach", "-q", "-it", "shell") for _ in range(2))
+    first, second = (
+        Terminal(speaker.testbed, *speaker.argv("attach", "-q", "-it", "shell")) for _ in range(2)
+    )
     try:
         eventually(lambda: _answers(first, "stty size", "24 80"), 10)
         first.type("echo for all of $((40+2))\n")
@@ -111,7 +113,7 @@ def test_a_terminal_on_the_containers_own_shell(speaker: Speaking) -> None:
     finally:
         first.close()
         second.close()
-    again = Terminal(speaker, "attach", "-q", "-it", "shell")
+    again = Terminal(speaker.testbed, *speaker.argv("attach", "-q", "-it", "shell"))
     try:
         eventually(lambda: _answers(again, "echo still $((1+1)) here", "still 2 here"), 10)
         # The keys that leave without ending anything.
@@ -181,7 +183,7 @@ def test_run_whose_client_vanishes(speaker: Speaking) -> None:
 def test_run_with_a_terminal(speaker: Speaking) -> None:
     name = f"interactive-{speaker.protocol}"
     argv = ["run", name, f"--image={IMAGE}", "--restart=Never", "-q", "-it", "--rm", "--", "sh"]
-    terminal = Terminal(speaker, *argv)
+    terminal = Terminal(speaker.testbed, *speaker.argv(*argv))
     try:
         terminal.type("\n")
         terminal.until("# ", 40)
@@ -214,7 +216,7 @@ def test_exec_over_spdy(old: Speaking) -> None:
 
 
 def test_a_terminal_over_spdy(old: Speaking) -> None:
-    terminal = Terminal(old, "exec", "-it", "ticker", "--", "sh")
+    terminal = Terminal(old.testbed, *old.argv("exec", "-it", "ticker", "--", "sh"))
     try:
         terminal.until("# ")
         assert _answers(terminal, "stty size", "24 80")

@@ -52,7 +52,7 @@ def write_library(directory: Path) -> str:
             return ""
     private_dir(directory)
     # A new file under the old name: those who run with the old one keep it.
-    write_private(target, library, mode=0o700)
+    write_private(target, library)
     return ""
 
 
