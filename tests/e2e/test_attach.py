@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.conftest import IMAGE, eventually, pod
 from tests.e2e.streaming import SPDY, WEBSOCKET, Speaking, fresh_namespace
-from tests.e2e.test_exec import Terminal
+from tests.e2e.terminals import Terminal
 
 pytestmark = pytest.mark.e2e
 
