@@ -86,5 +86,4 @@ def test_a_published_chart_as_it_is(helm: Helm, kubectl: Kubectl) -> None:
 
     helm("uninstall", "--wait")
     eventually(lambda: not kubectl.get("pods")["items"])
-    # A job that was started at once is COMPLETING for two seconds after its pod is gone (docs/decisions/0016).
-    eventually(lambda: not [line for line in jobs_of(kubectl.testbed) if kubectl.namespace in line], 10)
+    assert not [line for line in jobs_of(kubectl.testbed) if kubectl.namespace in line]

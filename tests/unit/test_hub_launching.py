@@ -26,7 +26,8 @@ UID = PodUid("u-1")
 
 
 def make_pod(**annotations: str) -> dict[str, Any]:
-    marks = {f"slurmlet.io/{name}": value for name, value in annotations.items()}
+    """A pod that leaves the way to slurmlet, unless told otherwise."""
+    marks = {f"slurmlet.io/{name}": value for name, value in {"launch": "auto", **annotations}.items()}
     return {
         "metadata": {"name": "p", "namespace": "ns", "uid": "u-1", "annotations": marks},
         "spec": {"containers": [{"name": "c", "image": "i"}]},

@@ -15,8 +15,8 @@ OURS = (
 )  # fmt: skip
 
 
-def test_the_default_is_auto_and_other_words_are_refused() -> None:
-    assert launch_of({}) == "auto"
+def test_the_default_is_batch_and_other_words_are_refused() -> None:
+    assert launch_of({}) == "batch"
     assert launch_of({"slurmlet.io/launch": "batch"}) == "batch"
     with pytest.raises(RefusedPod, match=r"slurmlet\.io/launch"):
         launch_of({"slurmlet.io/launch": "now"})

@@ -22,7 +22,7 @@ from slurmlet.base.errors import SlurmletError, UserError
 from slurmlet.base.layout import ClusterFiles
 from slurmlet.base.processes import run
 from slurmlet.bench.statistics import Summary, summary
-from slurmlet.model.launching import AUTO, LAUNCH_ANNOTATION
+from slurmlet.model.launching import BATCH, LAUNCH_ANNOTATION
 from slurmlet.upstream.locating import find
 
 _PATIENCE_S = 120.0
@@ -46,7 +46,7 @@ class Comparison:
 class StartupBench:
     """Needs a running cluster of this user and an image with a shell."""
 
-    def __init__(self, cluster: str, image: str, *, validate: bool = True, launch: str = AUTO) -> None:
+    def __init__(self, cluster: str, image: str, *, validate: bool = True, launch: str = BATCH) -> None:
         kubectl = find("kubectl")
         files = ClusterFiles.named(cluster)
         if kubectl is None or not files.kubeconfig.exists():

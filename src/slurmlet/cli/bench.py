@@ -9,7 +9,7 @@ import click
 from slurmlet.base.console import emit_json, emit_table, say
 from slurmlet.base.layout import DEFAULT_CLUSTER
 from slurmlet.cli import bench_network
-from slurmlet.model.launching import AUTO, WAYS
+from slurmlet.model.launching import BATCH, WAYS
 
 if TYPE_CHECKING:
     from slurmlet.bench.scale import Scale
@@ -35,7 +35,7 @@ command.add_command(bench_network.command, "network")
 @click.option(
     "--launch",
     type=click.Choice(WAYS),
-    default=AUTO,
+    default=BATCH,
     show_default=True,
     help="How the pods' jobs are started.",
 )

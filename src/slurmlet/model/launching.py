@@ -1,7 +1,8 @@
 """Which pods may start at once instead of being queued, and how their request is written for srun. Pure.
 
-The default is "auto": at once where nothing speaks against it. A request that only makes sense in a queue, or that
-holds more than one task, is always a batch job: its script is what Slurm starts once, on the first node.
+The default is "batch" (docs/decisions/0016 says why); "auto" is at once where nothing speaks against it. A request that only
+makes sense in a queue, or that holds more than one task, is always a batch job: its script is what Slurm starts once, on
+the first node.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _FREE_STATES = frozenset({"idle", "mixed", "mix"})
 
 def launch_of(annotations: Mapping[str, str]) -> str:
     """What the pod asks for. Raises RefusedPod."""
-    asked = annotations.get(LAUNCH_ANNOTATION, AUTO)
+    asked = annotations.get(LAUNCH_ANNOTATION, BATCH)
     if asked not in WAYS:
         raise RefusedPod(
             f"annotation {LAUNCH_ANNOTATION}: {asked!r} is no way to start a pod",
