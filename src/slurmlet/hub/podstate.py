@@ -99,6 +99,13 @@ class PodState:
         return self.job_id is not None and not self.job_over and self.link is None and self.report is None
 
     @property
+    def began_before(self) -> bool:
+        """The object tells of containers that a hub before this one heard of: until the runner dials in, that holds."""
+        status = self.pod.get("status") or {}
+        told = [*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ())]
+        return not self.queued and any(one.get("containerID") for one in told)
+
+    @property
     def runner_done(self) -> bool:
         return self.report is not None and self.report.get("phase") == "Done"
 

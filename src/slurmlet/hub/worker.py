@@ -256,7 +256,8 @@ class PodWorker:
         if state.live_link is not None and not state.runner_done:
             delay_s = await self._send_news(state.live_link)
         if state.only_waits:
-            self._tools.notes.add(state)
+            if not state.began_before:
+                self._tools.notes.add(state)
         else:
             await write_status(self._tools.client, state)
         if delay_s is None and state.queued:
