@@ -60,7 +60,7 @@ def test_exit_codes_are_the_jobs_and_no_process_stays(kubectl: Kubectl, here: Cl
     assert f"JobName=going.{kubectl.namespace}.{here.name}" in shown
     kubectl("delete", "pod", "going")
     assert accounted(here.testbed, kubectl.job_id("good")) == "COMPLETED|0:0"
-    here.check_jobs()
+    here.check_jobs(at_once=True)
 
 
 def test_batch_is_batch(kubectl: Kubectl, here: Cluster) -> None:
