@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from slurmlet.runner.loop import Loop
-from slurmlet.runner.network import addresses, namespaces, overlay, packets, setup
-from slurmlet.runner.network.forwarder import Forwarder
+from slurmlet.runner.network import addresses, namespaces, overlay, setup
+from slurmlet.runner.network.slow import packets
+from slurmlet.runner.network.slow.forwarder import Forwarder
 from slurmlet.runner.network.tables import Tables
 
 HOST = "127.0.0.1"

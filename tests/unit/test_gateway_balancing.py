@@ -9,7 +9,7 @@ from slurmlet.base.layout import ClusterFiles
 from slurmlet.gateway.balancing import Balancers
 from slurmlet.gateway.settings import Settings
 from slurmlet.runner.network import addresses
-from slurmlet.runner.network.hostports import Door
+from slurmlet.runner.network.ports.hostports import Door
 from slurmlet.runner.network.tables import POD, REFUSED, TCP, Route, Tables
 from tests.unit.overlaying import setup
 

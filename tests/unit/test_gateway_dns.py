@@ -18,7 +18,7 @@ from slurmlet.gateway.dnsserver import DnsServer
 from slurmlet.gateway.naming import Resolver
 from slurmlet.runner.loop import Loop
 from slurmlet.runner.network import addresses
-from slurmlet.runner.network.udpendpoint import UdpEndpoint
+from slurmlet.runner.network.slow.udpendpoint import UdpEndpoint
 from slurmlet.upstream.locating import find
 from tests.unit.overlaying import Place, making_loop, place, turn
 

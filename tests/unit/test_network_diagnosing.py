@@ -8,7 +8,7 @@ import struct
 import subprocess
 import sys
 
-from slurmlet.runner.network import diagnosing
+from slurmlet.runner.network.fast import diagnosing
 
 
 def cookie(sock: socket.socket) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from slurmlet.runner.network import filtering
+from slurmlet.runner.network.fast import filtering
 
 from .substituted import World, compiled, needs_notifications, world
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from slurmlet.runner.network import flows as flows_module
 from slurmlet.runner.network.addresses import number
-from slurmlet.runner.network.flows import Flow, Flows, Via, key
+from slurmlet.runner.network.slow import flows as flows_module
+from slurmlet.runner.network.slow.flows import Flow, Flows, Via, key
 
 POD, OTHER, SERVICE, SECOND = (number(ip) for ip in ("10.244.0.7", "10.244.0.8", "10.96.0.10", "10.96.0.11"))
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from slurmlet.runner.network import addresses, packets
+from slurmlet.runner.network import addresses
 from slurmlet.runner.network.overlay import open_socket
+from slurmlet.runner.network.slow import packets
+from slurmlet.runner.network.slow.udpendpoint import UdpEndpoint
 from slurmlet.runner.network.tables import Peer
-from slurmlet.runner.network.udpendpoint import UdpEndpoint
 from tests.unit.network_making import (
     HOST,
     Cluster,

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from slurmlet.runner.loop import Loop
-from slurmlet.runner.network import addresses, hostports, owners
-from slurmlet.runner.network.hostports import HostPorts
+from slurmlet.runner.network import addresses
 from slurmlet.runner.network.overlay import Announcement
+from slurmlet.runner.network.ports import hostports, owners
+from slurmlet.runner.network.ports.hostports import HostPorts
 from slurmlet.runner.network.setup import HostPort
-from slurmlet.runner.network.udpendpoint import UdpEndpoint
+from slurmlet.runner.network.slow.udpendpoint import UdpEndpoint
 from tests.unit.overlaying import Place, making_loop, place, turn
 
 NODE = "127.0.0.1"

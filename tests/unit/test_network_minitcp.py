@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from slurmlet.runner.network import addresses, packets, tcpsegments
-from slurmlet.runner.network.minitcp import MiniTcp
-from slurmlet.runner.network.tcpend import BUFFER_BYTES
+from slurmlet.runner.network import addresses
+from slurmlet.runner.network.slow import packets, tcpsegments
+from slurmlet.runner.network.slow.minitcp import MiniTcp
+from slurmlet.runner.network.slow.tcpend import BUFFER_BYTES
 from tests.unit.network_making import HOST, Cluster, Pod, making_cluster, wait
 
 A, B, C = "10.244.0.7", "10.244.0.8", "10.244.0.9"

@@ -55,7 +55,8 @@ server_mode, client_mode, directory, programs = sys.argv[1:5]
 ready = os.path.join(directory, "ready")
 
 def make(loop, children, ip, mode):
-    from slurmlet.runner.network import attaching, filtering
+    from slurmlet.runner.network import attaching
+    from slurmlet.runner.network.fast import filtering
     real = filtering.missing
     if mode == "packets":
         filtering.missing = lambda: "left out by the test"

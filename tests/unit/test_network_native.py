@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from slurmlet.runner.network import addresses
-from slurmlet.runner.network.native import library
+from slurmlet.runner.network.fast.native import library
 from slurmlet.upstream import compiling
 
 from .substituted import World, compiled, needs_notifications, world

@@ -7,8 +7,8 @@ import struct
 
 import pytest
 
-from slurmlet.runner.network import fragments, packets
 from slurmlet.runner.network.addresses import number
+from slurmlet.runner.network.slow import fragments, packets
 
 POD, OTHER, SERVICE = number("10.244.0.7"), number("10.244.0.8"), number("10.96.0.10")
 DATAGRAM = bytes.fromhex("4500002102814000401122e70af400070a60000a9c400035000d0a2868656c6c6f")

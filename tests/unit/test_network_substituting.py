@@ -504,7 +504,7 @@ class TestNetd:
 
         for pod in (world.one, world.two):
             pod.supervisor._table._sweep_at = 50
-        import slurmlet.runner.network.sockets as module
+        import slurmlet.runner.network.fast.sockets as module
 
         least, module._MIN_SWEEP = module._MIN_SWEEP, 50
         try:

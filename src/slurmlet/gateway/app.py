@@ -29,11 +29,11 @@ from slurmlet.runner.link import Link
 from slurmlet.runner.loop import Loop
 from slurmlet.runner.network import addresses, overlay
 from slurmlet.runner.network.dialling import Dialler
-from slurmlet.runner.network.hostports import Door, HostPorts, named
 from slurmlet.runner.network.overlay import Overlay
+from slurmlet.runner.network.ports.hostports import Door, HostPorts, named
 from slurmlet.runner.network.setup import FAST
+from slurmlet.runner.network.slow.udpendpoint import UdpEndpoint
 from slurmlet.runner.network.tables import Tables
-from slurmlet.runner.network.udpendpoint import UdpEndpoint
 
 _FILES = 65536
 _FIRST_NAME = f"kubernetes.default.svc.{CLUSTER_DOMAIN}"

@@ -12,7 +12,7 @@ from typing import Any
 
 from slurmlet.gateway.settings import Settings
 from slurmlet.runner.network import addresses
-from slurmlet.runner.network.hostports import NAMES, Behind, Door, Wanted
+from slurmlet.runner.network.ports.hostports import NAMES, Behind, Door, Wanted
 from slurmlet.runner.network.tables import HOST, POD, REFUSED, Route, Tables, Target
 
 _NUMBERS = {name: number for number, name in NAMES.items()}

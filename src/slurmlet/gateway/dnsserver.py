@@ -9,7 +9,7 @@ from slurmlet.gateway import messages
 from slurmlet.gateway.naming import Resolver
 from slurmlet.runner.loop import Loop, Timer
 from slurmlet.runner.network.overlay import Announcement
-from slurmlet.runner.network.udpendpoint import UdpEndpoint
+from slurmlet.runner.network.slow.udpendpoint import UdpEndpoint
 
 PORT = 53
 _IDLE_S = 120.0

@@ -17,7 +17,7 @@ from slurmlet.gateway.naming import CLUSTER_DOMAIN
 from slurmlet.gateway.proxyrequests import Reader, Request, Unusable
 from slurmlet.gateway.reaching import Refusal, literal
 from slurmlet.runner.loop import Loop, Timer
-from slurmlet.runner.network.owners import client_uid
+from slurmlet.runner.network.ports.owners import client_uid
 from slurmlet.runner.network.relaying import Relay, reset
 
 LOOPBACK = "127.0.0.1"

@@ -19,7 +19,7 @@ from slurmlet.base.errors import SlurmletError
 from slurmlet.base.files import private_dir, write_private
 from slurmlet.base.layout import ClusterFiles, cache_dir
 from slurmlet.base.processes import CommandError, run
-from slurmlet.runner.network.native.library import NAME, OFF
+from slurmlet.runner.network.fast.native.library import NAME, OFF
 from slurmlet.upstream.locating import DIRECTORY_VARIABLE
 
 _COMPILERS = ("cc", "gcc", "clang")
@@ -86,7 +86,7 @@ def provide(directory: Path) -> bool:
 
 
 def _sources() -> importlib.resources.abc.Traversable:
-    return importlib.resources.files("slurmlet.runner.network.native")
+    return importlib.resources.files("slurmlet.runner.network.fast.native")
 
 
 def _compile(target: Path, sources: dict[str, bytes]) -> None:

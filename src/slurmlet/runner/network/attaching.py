@@ -16,8 +16,9 @@ from typing import Any, Callable, Dict, NamedTuple, Optional
 from slurmlet.runner import linux, wire
 from slurmlet.runner.children import Children
 from slurmlet.runner.loop import Loop
-from slurmlet.runner.network import addresses, filtering, namespaces, overlay
+from slurmlet.runner.network import addresses, namespaces, overlay
 from slurmlet.runner.network.channel import Channel
+from slurmlet.runner.network.fast import filtering
 from slurmlet.runner.network.setup import FAST, NO_NETNS, PACKETS, Setup, from_plan
 from slurmlet.runner.network.tablelog import TableLog
 from slurmlet.runner.networks import Cancel, OnDialled, dial_host

@@ -20,9 +20,9 @@ from slurmlet.runner import linux
 from slurmlet.runner.loop import Loop
 from slurmlet.runner.network import addresses
 from slurmlet.runner.network.channel import Channel
-from slurmlet.runner.network.hostports import HostPorts, named
 from slurmlet.runner.network.namespaces import PodNamespace, PodSockets
 from slurmlet.runner.network.overlay import Overlay
+from slurmlet.runner.network.ports.hostports import HostPorts, named
 from slurmlet.runner.network.setup import PACKETS, Setup
 from slurmlet.runner.network.tables import Tables
 
@@ -115,21 +115,21 @@ class _Daemon:
     def _attach(self, start: Start) -> None:
         loop, setup, tables, overlay = self._loop, start.setup, self._tables, self._overlay
         if start.space is not None:
-            from slurmlet.runner.network.forwarder import Forwarder
+            from slurmlet.runner.network.slow.forwarder import Forwarder
 
             forwarder = Forwarder(loop, setup, tables, overlay, start.space.tun_fd)
             self._counted["forwarder"] = lambda: forwarder.counts
         sockets = PodSockets(start.space.netns_fd) if start.space is not None else None
         if start.mode == PACKETS:
-            from slurmlet.runner.network.minitcp import MiniTcp
+            from slurmlet.runner.network.slow.minitcp import MiniTcp
 
             self._dialler: Any = MiniTcp(
                 loop, setup, tables, overlay, forwarder, self._listeners_changed, sockets
             )
             self._counted["minitcp"] = lambda: self._dialler.counts
         else:
-            from slurmlet.runner.network.native import library
-            from slurmlet.runner.network.substituting import Supervisor
+            from slurmlet.runner.network.fast.native import library
+            from slurmlet.runner.network.fast.substituting import Supervisor
 
             native = library.load(start.libraries)
             self._dialler = supervisor = Supervisor(
@@ -149,7 +149,7 @@ class _Daemon:
 
     def _stray(self, forwarder: Any, packet: bytes, head: Any) -> None:
         """TCP of a program that the filter does not see, a 32-bit one: rare, so nothing is made for it before."""
-        from slurmlet.runner.network.minitcp import MiniTcp
+        from slurmlet.runner.network.slow.minitcp import MiniTcp
 
         setup, tables, overlay, dial = self._start.setup, self._tables, self._overlay, self._dialler.dial
         strays = MiniTcp(self._loop, setup, tables, overlay, forwarder, dial=dial)

@@ -16,8 +16,9 @@ from collections import OrderedDict
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from slurmlet.runner.loop import Loop, Timer
-from slurmlet.runner.network import addresses, diagnosing
-from slurmlet.runner.network.hostsockets import HostSockets
+from slurmlet.runner.network import addresses
+from slurmlet.runner.network.fast import diagnosing
+from slurmlet.runner.network.fast.hostsockets import HostSockets
 from slurmlet.runner.network.setup import Setup
 
 _SIX_LOOPBACK = bytes(15) + b"\x01"

@@ -17,14 +17,14 @@ from typing import Callable, Dict, List, Optional, Tuple, Type
 
 from slurmlet.runner.loop import Loop, Timer
 from slurmlet.runner.network import addresses
-from slurmlet.runner.network.accepting import Inner, InnerSix
-from slurmlet.runner.network.hostsockets import BlackHole, HostSockets
-from slurmlet.runner.network.listeners import Ports
-from slurmlet.runner.network.notifying import Call, Processes
+from slurmlet.runner.network.fast.accepting import Inner, InnerSix
+from slurmlet.runner.network.fast.hostsockets import BlackHole, HostSockets
+from slurmlet.runner.network.fast.listeners import Ports
+from slurmlet.runner.network.fast.notifying import Call, Processes
+from slurmlet.runner.network.fast.sockets import CONNECTED, CONNECTING, FRESH, Socket
 from slurmlet.runner.network.overlay import DENIED as DENIED_BY_PEER
 from slurmlet.runner.network.overlay import Announcement, Overlay
 from slurmlet.runner.network.setup import Setup
-from slurmlet.runner.network.sockets import CONNECTED, CONNECTING, FRESH, Socket
 from slurmlet.runner.network.tables import DENIED, HOST, POD, REFUSED, TCP, Peer, Tables
 
 _MAX_ADDRESS_BYTES = 128

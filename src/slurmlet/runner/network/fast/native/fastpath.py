@@ -15,13 +15,13 @@ from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Tuple
 
 from slurmlet.runner.loop import Loop, Timer
 from slurmlet.runner.network import addresses
-from slurmlet.runner.network.accepting import Accepting, Inner, InnerSix
-from slurmlet.runner.network.connecting import Connecting
-from slurmlet.runner.network.listeners import OUTSIDE, Claim, Ports
-from slurmlet.runner.network.notifying import NOTIFICATION_BYTES, Call, Listener, decode
+from slurmlet.runner.network.fast.accepting import Accepting, Inner, InnerSix
+from slurmlet.runner.network.fast.connecting import Connecting
+from slurmlet.runner.network.fast.listeners import OUTSIDE, Claim, Ports
+from slurmlet.runner.network.fast.notifying import NOTIFICATION_BYTES, Call, Listener, decode
+from slurmlet.runner.network.fast.sockets import CONNECTED, CONNECTING, Socket, Table
 from slurmlet.runner.network.overlay import Announcement, Overlay
 from slurmlet.runner.network.setup import Setup
-from slurmlet.runner.network.sockets import CONNECTED, CONNECTING, Socket, Table
 from slurmlet.runner.network.tables import TCP, Peer, Tables, Target
 
 _NOTHING, _CALL, _DATAGRAM, _ACCEPTED, _REFUSED, _GONE = range(6)

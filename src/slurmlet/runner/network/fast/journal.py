@@ -13,10 +13,11 @@ import struct
 from typing import Callable, Dict, List, NamedTuple, Optional
 
 from slurmlet.runner.loop import Loop, Timer
-from slurmlet.runner.network import addresses, diagnosing
-from slurmlet.runner.network.listeners import Claim, Ports
-from slurmlet.runner.network.notifying import NOTIFICATION_BYTES, Call, Listener, encode
-from slurmlet.runner.network.sockets import CONNECTED, CONNECTING, LISTENING, Socket, Table
+from slurmlet.runner.network import addresses
+from slurmlet.runner.network.fast import diagnosing
+from slurmlet.runner.network.fast.listeners import Claim, Ports
+from slurmlet.runner.network.fast.notifying import NOTIFICATION_BYTES, Call, Listener, encode
+from slurmlet.runner.network.fast.sockets import CONNECTED, CONNECTING, LISTENING, Socket, Table
 
 _NAME, _LISTENER, _CALL = b"n", b"l", b"c"
 # cookie, family, ::1, ip, port, peer's ip, peer's port

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import Callable, Dict, List, Optional
 
-from slurmlet.runner.network import addresses, diagnosing
-from slurmlet.runner.network.listeners import Claim, Ports
+from slurmlet.runner.network import addresses
+from slurmlet.runner.network.fast import diagnosing
+from slurmlet.runner.network.fast.listeners import Claim, Ports
 
 FRESH, CONNECTING, CONNECTED, LISTENING = "fresh", "connecting", "connected", "listening"
 _SIX_LOOPBACK = bytes(15) + b"\x01"

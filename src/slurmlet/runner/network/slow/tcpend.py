@@ -12,9 +12,9 @@ import time
 from typing import Callable, Optional
 
 from slurmlet.runner.loop import Loop
-from slurmlet.runner.network import tcpsegments
-from slurmlet.runner.network.packets import Bytes
-from slurmlet.runner.network.tcpsegments import ACK, FIN, PSH, RST, SYN, Place, Segment
+from slurmlet.runner.network.slow import tcpsegments
+from slurmlet.runner.network.slow.packets import Bytes
+from slurmlet.runner.network.slow.tcpsegments import ACK, FIN, PSH, RST, SYN, Place, Segment
 
 _MASK = 0xFFFFFFFF
 _HALF = 1 << 31

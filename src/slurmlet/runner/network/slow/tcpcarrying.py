@@ -8,7 +8,7 @@ from typing import Callable, List, Optional
 
 from slurmlet.runner.loop import Loop, Timer
 from slurmlet.runner.network.relaying import reset
-from slurmlet.runner.network.tcpend import Events, TcpEnd
+from slurmlet.runner.network.slow.tcpend import Events, TcpEnd
 
 _READ_BYTES = 256 << 10
 

@@ -14,19 +14,20 @@ import socket
 from typing import Callable, Dict, List, Optional, Tuple
 
 from slurmlet.runner.loop import Loop
-from slurmlet.runner.network import addresses, packets, tables, tcpsegments
+from slurmlet.runner.network import addresses, tables
 from slurmlet.runner.network.dialling import Dialler, OnDialled, connect_host
-from slurmlet.runner.network.forwarder import Forwarder
-from slurmlet.runner.network.hostrelays import is_for_pods
 from slurmlet.runner.network.namespaces import MTU, PodSockets
 from slurmlet.runner.network.overlay import Announcement, Overlay
 from slurmlet.runner.network.relaying import reset
 from slurmlet.runner.network.setup import Setup
+from slurmlet.runner.network.slow import packets, tcpsegments
+from slurmlet.runner.network.slow.forwarder import Forwarder
+from slurmlet.runner.network.slow.hostrelays import is_for_pods
+from slurmlet.runner.network.slow.tcpcarrying import Carried
+from slurmlet.runner.network.slow.tcpdoors import Doors
+from slurmlet.runner.network.slow.tcpend import DIALLING, TcpEnd
+from slurmlet.runner.network.slow.tcpsegments import ACK, RST, SYN, Segment
 from slurmlet.runner.network.tables import TCP, Tables
-from slurmlet.runner.network.tcpcarrying import Carried
-from slurmlet.runner.network.tcpdoors import Doors
-from slurmlet.runner.network.tcpend import DIALLING, TcpEnd
-from slurmlet.runner.network.tcpsegments import ACK, RST, SYN, Segment
 
 _MSS = MTU - packets.IP_BYTES - packets.TCP_BYTES
 _MAX_CONNECTIONS = 8192

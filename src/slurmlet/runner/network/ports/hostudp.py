@@ -11,8 +11,8 @@ from typing import Callable, Dict, Optional, Protocol, Tuple
 
 from slurmlet.runner.loop import Loop
 from slurmlet.runner.network import addresses
+from slurmlet.runner.network.slow.udpendpoint import UdpEndpoint
 from slurmlet.runner.network.tables import HOST, POD, Route
-from slurmlet.runner.network.udpendpoint import UdpEndpoint
 
 # As the kernel's own table of connections: longer once an answer came.
 _UNANSWERED_S, _ANSWERED_S = 30.0, 120.0

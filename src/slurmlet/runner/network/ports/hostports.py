@@ -14,13 +14,13 @@ from typing import Callable, Dict, NamedTuple, Optional, Union
 from slurmlet.runner.loop import Loop, Timer
 from slurmlet.runner.network import addresses
 from slurmlet.runner.network.dialling import Dial, connect_host
-from slurmlet.runner.network.hostudp import UdpDoor, UdpFlows
 from slurmlet.runner.network.overlay import Overlay
-from slurmlet.runner.network.owners import owner_of
+from slurmlet.runner.network.ports.hostudp import UdpDoor, UdpFlows
+from slurmlet.runner.network.ports.owners import owner_of
 from slurmlet.runner.network.relaying import Relay, reset
 from slurmlet.runner.network.setup import HostPort, Setup
+from slurmlet.runner.network.slow.udpendpoint import UdpEndpoint
 from slurmlet.runner.network.tables import HOST, POD, TCP, UDP, Route, Tables
-from slurmlet.runner.network.udpendpoint import UdpEndpoint
 
 AGAIN_S = 1.0
 _BACKLOG = 1024

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple, Optional, Tuple
 
-from slurmlet.runner.network import packets
+from slurmlet.runner.network.slow import packets
 
 FIN, SYN, RST, PSH, ACK = 1, 2, 4, 8, 16
 # An address and a port.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import Callable, Dict, Iterator, List, Optional, Tuple
 
-from slurmlet.runner.network import packets
+from slurmlet.runner.network.slow import packets
 
 _HOLD_S = 30.0
 _MAX_HELD = 64

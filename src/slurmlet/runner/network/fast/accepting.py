@@ -18,12 +18,12 @@ from typing import Callable, Deque, Dict, List, NamedTuple, Optional, Tuple
 
 from slurmlet.runner.loop import Loop, Timer
 from slurmlet.runner.network import addresses
-from slurmlet.runner.network.hostsockets import HostSockets, reset
-from slurmlet.runner.network.listeners import Claim, Ports
-from slurmlet.runner.network.notifying import Call, Processes
+from slurmlet.runner.network.fast.hostsockets import HostSockets, reset
+from slurmlet.runner.network.fast.listeners import Claim, Ports
+from slurmlet.runner.network.fast.notifying import Call, Processes
+from slurmlet.runner.network.fast.sockets import CONNECTED, Socket, Table
 from slurmlet.runner.network.overlay import Announcement, Overlay
 from slurmlet.runner.network.setup import Setup
-from slurmlet.runner.network.sockets import CONNECTED, Socket, Table
 from slurmlet.runner.network.tables import TCP, Tables
 
 # An announcement travels beside the handshake: microseconds, a millisecond on a busy host.

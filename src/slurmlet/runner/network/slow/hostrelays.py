@@ -12,8 +12,9 @@ import socket
 from typing import Callable, Dict, Optional, Tuple
 
 from slurmlet.runner.loop import Loop
-from slurmlet.runner.network import addresses, packets
-from slurmlet.runner.network.flows import Flow, Flows
+from slurmlet.runner.network import addresses
+from slurmlet.runner.network.slow import packets
+from slurmlet.runner.network.slow.flows import Flow, Flows
 
 _AT_ONCE = 64
 _MAX_BYTES = 65535

@@ -11,11 +11,12 @@ import os
 from typing import Callable, Dict, Optional
 
 from slurmlet.runner.loop import Loop
-from slurmlet.runner.network import fragments, packets, tables
-from slurmlet.runner.network.flows import Flow, Flows, Via, key
-from slurmlet.runner.network.hostrelays import HostRelays
+from slurmlet.runner.network import tables
 from slurmlet.runner.network.overlay import MAX_PACKET_BYTES, Overlay
 from slurmlet.runner.network.setup import Setup
+from slurmlet.runner.network.slow import fragments, packets
+from slurmlet.runner.network.slow.flows import Flow, Flows, Via, key
+from slurmlet.runner.network.slow.hostrelays import HostRelays
 from slurmlet.runner.network.tables import ICMP, TCP, UDP, Peer, Tables
 
 _AT_ONCE = 64

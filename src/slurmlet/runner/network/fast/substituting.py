@@ -15,18 +15,19 @@ import struct
 from typing import Any, Callable, Dict, List, Optional
 
 from slurmlet.runner.loop import Loop
-from slurmlet.runner.network import addresses, filtering
-from slurmlet.runner.network.accepting import Accepting
-from slurmlet.runner.network.connecting import Connecting, OnDialled
-from slurmlet.runner.network.hostsockets import HostSockets
-from slurmlet.runner.network.journal import Journal
-from slurmlet.runner.network.listeners import Claim, Ports
-from slurmlet.runner.network.native.fastpath import FastPath
-from slurmlet.runner.network.native.fastpath import Parts as FastParts
-from slurmlet.runner.network.notifying import Call, Listener, Processes, decode
+from slurmlet.runner.network import addresses
+from slurmlet.runner.network.fast import filtering
+from slurmlet.runner.network.fast.accepting import Accepting
+from slurmlet.runner.network.fast.connecting import Connecting, OnDialled
+from slurmlet.runner.network.fast.hostsockets import HostSockets
+from slurmlet.runner.network.fast.journal import Journal
+from slurmlet.runner.network.fast.listeners import Claim, Ports
+from slurmlet.runner.network.fast.native.fastpath import FastPath
+from slurmlet.runner.network.fast.native.fastpath import Parts as FastParts
+from slurmlet.runner.network.fast.notifying import Call, Listener, Processes, decode
+from slurmlet.runner.network.fast.sockets import CONNECTED, FRESH, LISTENING, Socket, Table
 from slurmlet.runner.network.overlay import Overlay
 from slurmlet.runner.network.setup import Setup
-from slurmlet.runner.network.sockets import CONNECTED, FRESH, LISTENING, Socket, Table
 from slurmlet.runner.network.tables import Tables
 
 _MAX_ADDRESS_BYTES = 128

@@ -1,0 +1,1 @@
+"""NodePorts and hostPorts: ports of this host that lead to pods."""
