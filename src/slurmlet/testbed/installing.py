@@ -46,6 +46,8 @@ def link_upstream(paths: Paths) -> bool:
         there.unlink(missing_ok=True)
         _link_or_copy(program, there)
         changed = True
+    # Not in `install`: every testbed has a directory of its own here, and the hosts have no compiler.
+    compiling.provide(target)
     return changed
 
 
@@ -87,7 +89,6 @@ def install(paths: Paths, plan: Plan) -> bool:
         write_json(venv / _STAMP, {"slurmlet": "", "dependencies": "" if whole else want["dependencies"]})
         _put_wheel(wheel, wheels)
         _pip_install(paths, wheel, whole)
-        compiling.provide(paths.opt / "upstream")
         write_json(venv / _STAMP, want)
     return True
 

@@ -81,7 +81,9 @@ class Connecting:
         self._black_hole: Optional[BlackHole] = None
         self.on_named: Callable[[Socket], None] = lambda _sock: None
         self.on_waiting: Callable[[Call], None] = lambda _call: None
-        overlay.on_whois = self._recent.get
+        # Connections that the library made and nobody has asked for since.
+        self.announced_elsewhere: Callable[[int], Optional[Announcement]] = lambda _port: None
+        overlay.on_whois = self._whois
 
     # The call. Every way ends with one answer, and with `fd`, our copy of the socket, closed.
 
@@ -283,6 +285,9 @@ class Connecting:
         self._recent[source_port] = what
         if len(self._recent) > _MAX_RECENT:
             del self._recent[next(iter(self._recent))]
+
+    def _whois(self, port: int) -> Optional[Announcement]:
+        return self.announced_elsewhere(port) or self._recent.get(port)
 
     def refused(self, call: Call, fd: int, sock: Socket, shown: Name, real: Name) -> None:
         """A connect() that was begun for us met a port that is closed: the table may be old."""

@@ -16,10 +16,13 @@ from slurmlet.runner.loop import Loop, Timer
 from slurmlet.runner.network import addresses
 from slurmlet.runner.network.fast import diagnosing
 from slurmlet.runner.network.fast.listeners import Claim, Ports
+from slurmlet.runner.network.fast.native import records
 from slurmlet.runner.network.fast.notifying import NOTIFICATION_BYTES, Call, Listener, encode
 from slurmlet.runner.network.fast.sockets import CONNECTED, CONNECTING, LISTENING, Socket, Table
 
-_NAME, _LISTENER, _CALL = b"n", b"l", b"c"
+_NAME, _LISTENER, _CALL, _RECORDS = b"n", b"l", b"c", b"r"
+# How many records of the library follow.
+_count = struct.Struct("=I")
 # cookie, family, ::1, ip, port, peer's ip, peer's port
 _name = struct.Struct("=QHBIHIH")
 # cookie, inode, family, IPv4 address served (or that of none), port, host port, flags, address as written
@@ -77,6 +80,12 @@ class Journal:
         if self._flushing is None:
             self._flushing = self._loop.later(_FLUSH_S, self._flush_names)
 
+    def did(self, records: bytes) -> None:
+        """What the library did, as it wrote it."""
+        self._pending.append(_block(records))
+        if self._flushing is None:
+            self._flushing = self._loop.later(_FLUSH_S, self._flush_names)
+
     def listens(self, claim: Claim) -> None:
         self._pending.append(_LISTENER + _packed_listener(claim))
         self._flush()
@@ -98,13 +107,14 @@ class Journal:
             self._compact()
 
     def _compact(self) -> None:
-        records = [_LISTENER + _packed_listener(each) for each in self._ports.listening()]
-        records += [_NAME + _packed_name(each) for each in self._table.all() if each.port]
-        records += [_CALL + encode(call) for calls in self.waiting for call in calls()]
+        written = [_LISTENER + _packed_listener(each) for each in self._ports.listening()]
+        written += [_NAME + _packed_name(each) for each in self._table.all() if each.port]
+        written.append(_block(self._table.unread()))
+        written += [_CALL + encode(call) for calls in self.waiting for call in calls()]
         fresh = os.open(
             self._path + ".new", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600
         )
-        os.write(fresh, b"".join(records))
+        os.write(fresh, b"".join(written))
         os.rename(self._path + ".new", self._path)
         os.close(self._fd)
         self._fd, self._written_bytes = fresh, 0
@@ -165,6 +175,26 @@ def _packed_listener(claim: Claim) -> bytes:
     return _listener.pack(*head, flags, claim.raw)
 
 
+def _block(raw: bytes) -> bytes:
+    return _RECORDS + _count.pack(len(raw) // records.RECORD_BYTES) + raw
+
+
+def _read_records(data: bytes, at: int, names: Dict[int, bytes]) -> int:
+    """Where the next one begins; past the end for one that was being written."""
+    if at + _count.size > len(data):
+        return len(data)
+    start = at + _count.size
+    end = start + int(_count.unpack_from(data, at)[0]) * records.RECORD_BYTES
+    if end <= len(data):
+        for each in records.read(data[start:end]):
+            if each.kind == records.FAILED:
+                names.pop(each.cookie, None)
+            else:
+                ends = (each.ip, each.port, each.peer_ip, each.peer_port)
+                names[each.cookie] = _name.pack(each.cookie, each.family, False, *ends)
+    return end
+
+
 def _read(path: str) -> _Found:
     found = _Found({}, {}, [])
     try:
@@ -175,6 +205,9 @@ def _read(path: str) -> _Found:
     at = 0
     while at < len(data):
         kind = data[at : at + 1]
+        if kind == _RECORDS:
+            at = _read_records(data, at + 1, found.names)
+            continue
         size = _SIZES.get(kind, 0)
         body = data[at + 1 : at + 1 + size]
         if not size or len(body) < size:

@@ -7,7 +7,7 @@ place that knows something a program needs: whatever is not here is taken from t
 
 from __future__ import annotations
 
-from typing import Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 from slurmlet.runner.network import addresses
 from slurmlet.runner.network.fast import diagnosing
@@ -15,8 +15,8 @@ from slurmlet.runner.network.fast.listeners import Claim, Ports
 
 FRESH, CONNECTING, CONNECTED, LISTENING = "fresh", "connecting", "connected", "listening"
 _SIX_LOOPBACK = bytes(15) + b"\x01"
-# Sockets remembered before the first look for those that are gone.
-_MIN_SWEEP = 4096
+# Sockets remembered before the first look for those that are gone: it costs the kernel a walk through all of the host's.
+_MIN_SWEEP = 16384
 
 
 class Socket:
@@ -58,21 +58,51 @@ class Table:
         self._ports = ports
         self._sockets: Dict[int, Socket] = {}
         self._sweep_at = _MIN_SWEEP
-        self.get = self._sockets.get
+        self._unread: Any = None
+        self.get: Callable[[int], Optional[Socket]] = self._sockets.get
         self.on_swept: Callable[[], None] = lambda: None
 
     def __len__(self) -> int:
-        return len(self._sockets)
+        return len(self._sockets) + (len(self._unread) if self._unread is not None else 0)
+
+    def read_from(self, unread: Any) -> None:
+        """More sockets, known by native/records.py until somebody asks for them; None: no more."""
+        self._unread = unread
+        self.get = self._sockets.get if unread is None else self._get_or_read
+
+    def _get_or_read(self, cookie: int) -> Optional[Socket]:
+        sock = self._sockets.get(cookie)
+        if sock is None:
+            sock = self._unread.pop(cookie)
+            if sock is not None:
+                self._sockets[cookie] = sock
+        return sock
+
+    def take(self, records: bytes) -> List[Socket]:
+        """What the library did; gives those sockets that Python knows, changed."""
+        changed = []
+        for record in self._unread.take(records, self._sockets):
+            sock = self._sockets[record.cookie]
+            record.apply(sock)
+            changed.append(sock)
+        if len(self) >= self._sweep_at:
+            self.sweep()
+        return changed
 
     def all(self) -> List[Socket]:
         return list(self._sockets.values())
 
     def add(self, sock: Socket) -> None:
         self._sockets[sock.cookie] = sock
-        if len(self._sockets) >= self._sweep_at:
+        if len(self) >= self._sweep_at:
             self.sweep()
 
+    def unread(self) -> bytes:
+        return b"" if self._unread is None else bytes(self._unread.raw())
+
     def drop(self, cookie: int) -> None:
+        if self._unread is not None:
+            self._unread.discard(cookie)
         sock = self._sockets.pop(cookie, None)
         if sock is not None and sock.claim is not None:
             self._ports.release(sock.claim)
@@ -90,5 +120,7 @@ class Table:
                 if sock.claim.inode in held:
                     continue
             self.drop(cookie)
-        self._sweep_at = max(_MIN_SWEEP, 2 * len(self._sockets))
+        if self._unread is not None:
+            self._unread.keep_only(living)
+        self._sweep_at = max(_MIN_SWEEP, 2 * len(self))
         self.on_swept()

@@ -89,7 +89,7 @@ class Supervisor:
         self._native: Optional[FastPath] = None
         if library is not None:
             mine = (self._table, self._ports, self._connecting, self._accepting, self.counts)
-            calls = (self._journal.slots, self._serve, self._journal.named)
+            calls = (self._journal.slots, self._serve, self._journal.named, self._journal.did)
             self._native = FastPath(library, FastParts(loop, setup, tables, overlay, *mine, *calls))
         self._journal.restore()
 

@@ -9,40 +9,34 @@ from __future__ import annotations
 import ctypes
 import errno
 import mmap
-import socket
 import struct
 from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Tuple
 
 from slurmlet.runner.loop import Loop, Timer
-from slurmlet.runner.network import addresses
 from slurmlet.runner.network.fast.accepting import Accepting, Inner, InnerSix
 from slurmlet.runner.network.fast.connecting import Connecting
 from slurmlet.runner.network.fast.listeners import OUTSIDE, Claim, Ports
+from slurmlet.runner.network.fast.native.records import RECORD_BYTES, Unread
 from slurmlet.runner.network.fast.notifying import NOTIFICATION_BYTES, Call, Listener, decode
-from slurmlet.runner.network.fast.sockets import CONNECTED, CONNECTING, Socket, Table
+from slurmlet.runner.network.fast.sockets import Socket, Table
 from slurmlet.runner.network.overlay import Announcement, Overlay
 from slurmlet.runner.network.setup import Setup
 from slurmlet.runner.network.tables import TCP, Peer, Tables, Target
 
 _NOTHING, _CALL, _DATAGRAM, _ACCEPTED, _REFUSED, _GONE = range(6)
-_MADE_CONNECTING, _MADE_CONNECTED, _MADE_ACCEPTED, _FAILED = range(1, 5)
 # As in netfast.c, which says what each is.
 _event = struct.Struct("=80sQ4i2I2i2I4H")
-_record = struct.Struct("=QIIIHHHBBB3x")
-_state = struct.Struct("=8QIIiI")
+_state = struct.Struct("=9QIIiI")
 _COUNTED = (
     *("socket", "connect", "accept", "getsockname", "getpeername"),
-    *("connects pod", "connects failed", "accepted"),
+    *("connects pod", "connects host", "connects failed", "accepted"),
 )
-# The kernel does not look at it while a connection is under way, but wants one.
-_TARGETS: Dict[int, bytes] = {
-    family: addresses.encode(family, addresses.LOOPBACK, 1) for family in (socket.AF_INET, socket.AF_INET6)
-}
 _KINDS = (Announcement, Inner, InnerSix)
 _MAX_RECORDS = 512
 _NO_COUNTS = (0,) * len(_COUNTED)
 _CHECK_S, _HOLD_S = 0.5, 0.005
 _MAX_AT_ONCE = 64
+_NO_SERVICE = 0xFFFFFFFF
 
 
 class _Event(NamedTuple):
@@ -80,6 +74,8 @@ class Parts(NamedTuple):
     slots: mmap.mmap
     serve: Callable[[Call], None]
     on_named: Callable[[Socket], None]
+    # Gets records, for the journal.
+    on_done: Callable[[bytes], None]
 
 
 class FastPath:
@@ -96,8 +92,9 @@ class FastPath:
         if not made:
             raise OSError(errno.ENOMEM, "netfast")
         self._at = ctypes.c_void_p(made)
+        library.netfast_ranges(self._at, *setup.pod_range, *setup.service_range)
         at = library.netfast_state(self._at)
-        size = _state.size + _MAX_RECORDS * _record.size
+        size = _state.size + _MAX_RECORDS * RECORD_BYTES
         self._state = memoryview((ctypes.c_char * size).from_address(at)).cast("B")
         self._records = self._state[_state.size :]
         self._event = bytearray(_event.size)
@@ -107,8 +104,9 @@ class FastPath:
         self._checking: Optional[Timer] = None
         self._closed = False
         self._run, self._forget = library.netfast_run, library.netfast_forget
-        self._get, self._add, self._named = parts.table.get, parts.table.add, parts.on_named
-        self._remember = parts.connecting.remember
+        unread = Unread(parts.connecting.remember)
+        parts.table.read_from(unread)
+        parts.connecting.announced_elsewhere = unread.announced_as
         self._attach()
 
     def _attach(self) -> None:
@@ -180,11 +178,15 @@ class FastPath:
     def service(self, key: int, target: Optional[Target]) -> None:
         if key >> 48 != TCP:
             return
-        # Whose clients stay with a backend is Python's to remember.
-        to = target.to if target is not None and not target.affinity_s else []
+        place = (self._at, key >> 16 & 0xFFFFFFFF, key & 0xFFFF)
+        if target is None:
+            self._library.netfast_service(*place, 0, _NO_SERVICE, None)
+            return
+        # Whose clients stay with a backend is Python's to remember; the library is told of it without backends, so
+        # that it does not take an external address for a host's.
+        to = target.to if not target.affinity_s else []
         flat = (ctypes.c_uint32 * (2 * len(to)))(*(number for backend in to for number in backend))
-        turn = target.next if target is not None else 0
-        self._library.netfast_service(self._at, key >> 16 & 0xFFFFFFFF, key & 0xFFFF, turn, len(to), flat)
+        self._library.netfast_service(*place, target.next, len(to), flat)
 
     def policy(self, ingress: bool, egress: bool) -> None:
         self._library.netfast_policy(self._at, ingress, egress)
@@ -258,13 +260,15 @@ class FastPath:
         *counted, recorded, waiting, dirty, held = _state.unpack_from(state)
         if not dirty:
             return
-        records = bytes(self._records[: recorded * _record.size]) if recorded else b""
+        records = bytes(self._records[: recorded * RECORD_BYTES]) if recorded else b""
         _state.pack_into(state, 0, *_NO_COUNTS, 0, waiting, 0, held)
         counts = self._parts.counts
         for name, value in zip(_COUNTED, counted):
             counts[name] += value
-        for record in _record.iter_unpack(records):
-            self._note(*record)
+        if records:
+            for sock in self._parts.table.take(records):
+                self._parts.on_named(sock)
+            self._parts.on_done(records)
         if waiting and self._checking is None:
             self._checking = self._parts.loop.later(_CHECK_S, self._check)
         if held and self._parts.loop.sleeper != self._sleep:
@@ -277,35 +281,6 @@ class FastPath:
             if _state.unpack_from(self._state)[-1]:
                 self._parts.loop.later(_HOLD_S, self._held_again)
 
-    def _note(
-        self,
-        cookie: int,
-        ip: int,
-        peer_ip: int,
-        real_ip: int,
-        port: int,
-        peer_port: int,
-        real_port: int,
-        kind: int,
-        family: int,
-        undelivered: int,
-    ) -> None:
-        # Once for every connection of the pod: what is not needed is not done.
-        sock = self._get(cookie)
-        if sock is None:
-            sock = Socket(cookie, family)
-            self._add(sock)
-        if kind == _FAILED:
-            sock.forget_names()
-            return
-        sock.ip, sock.port, sock.peer_ip, sock.peer_port = ip, port, peer_ip, peer_port
-        sock.undelivered = undelivered != 0
-        sock.phase = CONNECTING if kind == _MADE_CONNECTING else CONNECTED
-        if kind != _MADE_ACCEPTED:
-            sock.target = _TARGETS[family]
-            self._remember(port, Announcement(ip, port, real_ip, real_port))
-        self._named(sock)
-
     # Calls that wait in the library.
 
     def check(self) -> None:
@@ -314,5 +289,5 @@ class FastPath:
     def _check(self) -> None:
         self._checking = None
         self.check()
-        if _state.unpack_from(self._state)[9]:
+        if _state.unpack_from(self._state)[10]:
             self._checking = self._parts.loop.later(_CHECK_S, self._check)

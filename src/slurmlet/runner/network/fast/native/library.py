@@ -14,7 +14,7 @@ from typing import Any, Optional
 
 NAME = f"netfast-{platform.machine()}.so"
 # Version, sizes of struct event and struct record: what fastpath.py reads is what netfast.c writes.
-ABI = 1 << 16 | 136 << 8 | 32
+ABI = 2 << 16 | 136 << 8 | 32
 OFF = "SLURMLET_NO_NATIVE"
 
 _number, _long, _int, _at = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int, ctypes.c_void_p
@@ -36,6 +36,7 @@ _FUNCTIONS = {
     "netfast_busy": (None, [_at, _long, _int]),
     "netfast_holding": (None, [_at, _int]),
     "netfast_policy": (None, [_at, _int, _int]),
+    "netfast_ranges": (None, [_at, *[_number] * 4]),
     "netfast_peer": (_int, [_at, _number, _number, _number, _number, _number]),
     "netfast_service": (_int, [_at, _number, _number, _number, _number, _at]),
 }

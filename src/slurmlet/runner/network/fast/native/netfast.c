@@ -242,7 +242,8 @@ static void drop_connecting(struct netfast *nf, uint64_t cookie) {
         end_waiter(nf, i);
     }
 }
-/* Where a connection goes: host, overlay port, host port as the map has it; 0: Python knows. */
+static int overlay_port_of(uint64_t where) { return (int)(where >> 16 & 0xffff); }
+/* Where a connection goes: host, overlay port (0: to a host, which nobody is told of), host port; 0: Python knows. */
 static uint64_t route(struct netfast *nf, struct waiter *w, struct event *ev) {
     uint32_t ip = w->shown_ip;
     uint16_t port = w->shown_port;
@@ -256,13 +257,13 @@ static uint64_t route(struct netfast *nf, struct waiter *w, struct event *ev) {
         if (ip == nf->ip) return 0;
     }
     w->real_ip = ip, w->real_port = port;
-    uint64_t where = get(&nf->map, TAG_LISTENER | (uint64_t)ip << 16 | port);
-    return where;
+    if ((ip & nf->pods.mask) == nf->pods.base) return get(&nf->map, TAG_LISTENER | (uint64_t)ip << 16 | port);
+    return (ip & nf->services.mask) == nf->services.base || !port ? 0 : (uint64_t)ip << 32 | port;
 }
 static struct record record_of(const struct netfast *nf, const struct waiter *w, int kind) {
     return (struct record){.cookie = w->cookie, .ip = nf->ip, .peer_ip = w->shown_ip, .real_ip = w->real_ip,
                            .port = w->source_port, .peer_port = w->shown_port, .real_port = w->real_port,
-                           .kind = (uint8_t)kind, .family = w->family};
+                           .kind = (uint8_t)kind, .family = w->family, .announced = w->announced};
 }
 static int refused(struct netfast *nf, int notify_fd, const struct notification *call, const struct waiter *w, int fd,
                    struct event *ev) {
@@ -286,7 +287,8 @@ static int ended(struct netfast *nf, int notify_fd, const struct notification *c
 static int start(struct netfast *nf, int notify_fd, const struct notification *call, struct waiter *w, int fd,
                  uint64_t where, struct event *ev) {
     int flags = fcntl(fd, F_GETFL), blocks = !(flags & O_NONBLOCK), error = 0;
-    if (elsewhere(nf, (uint32_t)(where >> 32))) {
+    w->announced = overlay_port_of(where) != 0;
+    if (w->announced && elsewhere(nf, (uint32_t)(where >> 32))) {
         /* An address now, a port with connect(): so that ports are shared between connections to different places. */
         w->target_bytes = encode(&w->target, w->family, nf->host_ip, 0);
         setsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &(int){1}, sizeof(int));
@@ -298,13 +300,13 @@ static int start(struct netfast *nf, int notify_fd, const struct notification *c
     if (blocks) fcntl(fd, F_SETFL, flags);
     count(nf, C_CONNECT);
     if (error && error != EINPROGRESS) return ended(nf, notify_fd, call, w, fd, error, ev);
-    count(nf, C_POD);
+    count(nf, w->announced ? C_POD : C_HOST);
     struct sockaddr_storage name;
     socklen_t bytes = sizeof name;
     uint32_t ip = 0;
     getsockname(fd, (struct sockaddr *)&name, &bytes);
     decode(&name, &ip, &w->source_port);
-    announce(nf, where, w->real_ip, w->real_port, w->source_port);
+    if (w->announced) announce(nf, where, w->real_ip, w->real_port, w->source_port);
     *place_of(nf, w->cookie) = (struct known){w->cookie, nf->ip, w->shown_ip, w->source_port, w->shown_port, NAMED, w->family};
     struct record record = record_of(nf, w, MADE_CONNECTING);
     if (!blocks) {
@@ -612,7 +614,7 @@ int netfast_peer(struct netfast *nf, uint32_t ip, uint32_t port, uint32_t host_i
 int netfast_service(struct netfast *nf, uint32_t ip, uint32_t port, uint32_t next, uint32_t backends, const uint32_t *to) {
     uint64_t key = TAG_SERVICE | (uint64_t)ip << 16 | port;
     free((void *)(uintptr_t)take(&nf->map, key));
-    if (!backends) return 0;
+    if (backends == NONE) return 0;
     struct service *made = malloc(sizeof *made + backends * sizeof made->to[0]);
     if (!made) return -1;
     made->next = next, made->count = backends;
@@ -661,6 +663,9 @@ void netfast_free(struct netfast *nf) {
     free(nf->expected);
     free(nf->known);
     free(nf);
+}
+void netfast_ranges(struct netfast *nf, uint32_t pods, uint32_t pods_mask, uint32_t services, uint32_t services_mask) {
+    nf->pods.base = pods, nf->pods.mask = pods_mask, nf->services.base = services, nf->services.mask = services_mask;
 }
 struct netfast *netfast_new(uint32_t ip, uint32_t host_ip, const uint8_t *key, int key_bytes, int udp, void *journal,
                             uint32_t journal_slots, uint8_t *room, int room_bytes) {

@@ -18,7 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define ABI 1
+#define ABI 2
 
 /* seccomp's notifications, spelled out here: headers of old distributions lack the newer half. */
 struct notification {
@@ -65,9 +65,9 @@ struct record {
     uint64_t cookie;
     uint32_t ip, peer_ip, real_ip;
     uint16_t port, peer_port, real_port;
-    uint8_t kind, family, undelivered, pad;
+    uint8_t kind, family, undelivered, announced;
 };
-enum { C_SOCKET, C_CONNECT, C_ACCEPT, C_GETSOCKNAME, C_GETPEERNAME, C_POD, C_FAILED, C_ACCEPTED, COUNTS };
+enum { C_SOCKET, C_CONNECT, C_ACCEPT, C_GETSOCKNAME, C_GETPEERNAME, C_POD, C_HOST, C_FAILED, C_ACCEPTED, COUNTS };
 #define MAX_RECORDS 512
 #define ENOUGH_RECORDS 256
 
@@ -92,6 +92,7 @@ struct expected { uint64_t key; uint32_t source_ip, ip; uint16_t source_port, po
 #define EXPECTED_S 60                  /* as overlay.py: later the source port may be a stranger's */
 #define NONE 0xFFFFFFFFu
 
+/* Without backends: nobody serves it, or somebody whom Python chooses. */
 struct service { uint32_t next, count; struct { uint32_t ip, port; } to[]; };
 struct slot { uint64_t key, value; };
 struct map { struct slot *slots; size_t mask, used; };
@@ -109,7 +110,7 @@ struct waiter {
     socklen_t target_bytes;
     uint32_t shown_ip, real_ip;
     uint16_t shown_port, real_port, source_port;
-    uint8_t used, accepts, family;
+    uint8_t used, accepts, family, announced;
     /* A connection that was taken for this call before its announcement came: since when, and whose it is. */
     int32_t made;
     uint64_t key;
@@ -122,6 +123,7 @@ struct waiter {
 struct netfast {
     struct state state;
     uint32_t ip, host_ip;
+    struct { uint32_t base, mask; } pods, services;
     int epoll, udp, outer, by_thread, egress, ingress, holding;
     uint64_t hash[8];                  /* blake2b after the key's block */
     struct notification *journal;      /* [0]: the call being handled; [1…]: those that wait */
