@@ -1,32 +1,28 @@
 """How long from the request to the first instruction: a raw `sbatch` and a pod, one after the other, many times.
 
-Both write an empty file on the shared file system as their first act; its modification time is the moment. The clock
-starts before the client program (`sbatch`, `kubectl create`) is started, so that its own start counts too.
+Both make a mark (marks.py) as their first act. The clock starts before the client program (`sbatch`, `kubectl create`) is
+started, so that its own start counts too.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
 import shlex
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurmlet.base.errors import SlurmletError, UserError
+from slurmlet.base.errors import UserError
 from slurmlet.base.layout import ClusterFiles
 from slurmlet.base.processes import run
+from slurmlet.bench import marks
 from slurmlet.bench.statistics import Summary, summary
 from slurmlet.model.launching import BATCH, LAUNCH_ANNOTATION
 from slurmlet.upstream.locating import find
-
-_PATIENCE_S = 120.0
-_LOOK_S = 0.005
 
 
 @dataclass(frozen=True)
@@ -46,20 +42,22 @@ class Comparison:
 class StartupBench:
     """Needs a running cluster of this user and an image with a shell."""
 
-    def __init__(self, cluster: str, image: str, *, validate: bool = True, launch: str = BATCH) -> None:
+    def __init__(
+        self, cluster: str, image: str, *, validate: bool = True, launch: str = BATCH, runtime_class: str = ""
+    ) -> None:
         kubectl = find("kubectl")
         files = ClusterFiles.named(cluster)
         if kubectl is None or not files.kubeconfig.exists():
             raise UserError(f"cluster {cluster!r} is not there", hint=f"Run: slurmlet up -c {cluster}")
         self._kubectl = [str(kubectl), "--kubeconfig", str(files.kubeconfig)]
-        self._image, self._launch = image, launch
+        self._image, self._launch, self._runtime_class = image, launch, runtime_class
         # kubectl reads the server's whole schema to check a manifest: more than a third of what it costs.
         self._create = ["create", "-f", "-"] if validate else ["create", "--validate=false", "-f", "-"]
 
     def compare(self, runs: int, on_run: Callable[[int, float, float], None]) -> Comparison:
         raw_s: list[float] = []
         pod_s: list[float] = []
-        with self._workspace() as directory:
+        with marks.workspace() as directory:
             self._pod(directory, "warm")
             for number, phase in enumerate(_phases(runs)):
                 _wait_for(phase)
@@ -69,18 +67,12 @@ class StartupBench:
                 on_run(number, raw_s[-1], pod_s[-1])
         return Comparison(summary(raw_s), summary(pod_s))
 
-    @contextlib.contextmanager
-    def _workspace(self) -> Iterator[Path]:
-        # In the home directory: both hosts must see it.
-        with tempfile.TemporaryDirectory(prefix=".slurmlet-bench-", dir=Path.home()) as name:
-            yield Path(name)
-
     def _sbatch(self, directory: Path, name: str) -> float:
         mark = directory / name
         script = f"#!/bin/sh\n: > {shlex.quote(str(mark))}\n"
         began_s = time.time()
         run(["sbatch", "--parsable", "--output=/dev/null", "--ntasks=1", "--mem=32M"], stdin=script)
-        return _moment_s(mark) - began_s
+        return marks.moment_s(mark) - began_s
 
     def _pod(self, directory: Path, name: str) -> float:
         pod = f"bench-{os.getpid()}-{name}"
@@ -88,9 +80,9 @@ class StartupBench:
         began_s = time.time()
         run([*self._kubectl, *self._create], stdin=manifest)
         try:
-            return _moment_s(directory / name) - began_s
+            return marks.moment_s(directory / name) - began_s
         finally:
-            run([*self._kubectl, "delete", "pod", pod, "--wait=true"], timeout_s=_PATIENCE_S)
+            run([*self._kubectl, "delete", "pod", pod, "--wait=true"], timeout_s=marks.PATIENCE_S)
 
     def _manifest(self, pod: str, directory: Path, name: str) -> dict[str, Any]:
         container = {
@@ -102,11 +94,13 @@ class StartupBench:
             "resources": {"requests": {"cpu": "1", "memory": "32Mi"}},
             "volumeMounts": [{"name": "bench", "mountPath": "/bench"}],
         }
+        chosen = {"runtimeClassName": self._runtime_class} if self._runtime_class else {}
         return {
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {"name": pod, "annotations": {LAUNCH_ANNOTATION: self._launch}},
             "spec": {
+                **chosen,
                 "restartPolicy": "Never",
                 "containers": [container],
                 "volumes": [{"name": "bench", "hostPath": {"path": str(directory)}}],
@@ -124,15 +118,3 @@ def _phases(runs: int) -> list[float]:
 
 def _wait_for(phase: float) -> None:
     time.sleep((phase - time.time()) % 1.0)
-
-
-def _moment_s(mark: Path) -> float:
-    """When the file was made."""
-    deadline_s = time.monotonic() + _PATIENCE_S
-    while time.monotonic() < deadline_s:
-        with contextlib.suppress(FileNotFoundError):
-            return mark.stat().st_mtime
-        time.sleep(_LOOK_S)
-    raise SlurmletError(
-        f"nothing ran within {_PATIENCE_S:g} s", hint="Look at: squeue, slurmlet kubectl get pods"
-    )

@@ -8,7 +8,7 @@ import click
 
 from slurmlet.base.console import emit_json, emit_table, say
 from slurmlet.base.layout import DEFAULT_CLUSTER
-from slurmlet.cli import bench_network
+from slurmlet.cli import bench_burst, bench_network, bench_run
 from slurmlet.model.launching import BATCH, WAYS
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ def command() -> None:
 
 
 command.add_command(bench_network.command, "network")
+command.add_command(bench_burst.command, "burst")
+command.add_command(bench_run.command, "run")
 
 
 @command.command()
@@ -39,15 +41,19 @@ command.add_command(bench_network.command, "network")
     show_default=True,
     help="How the pods' jobs are started.",
 )
+@click.option("--runtime-class", metavar="NAME", default="", help="Of the pods: pool or queue.")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
-def startup(cluster: str, runs: int, image: str, validate: bool, launch: str, output: str) -> None:
+def startup(
+    cluster: str, runs: int, image: str, validate: bool, launch: str, runtime_class: str, output: str
+) -> None:
     """From the request to the first instruction: a pod beside a raw sbatch."""
     from slurmlet.bench.startup import StartupBench
 
     def told(number: int, raw_s: float, pod_s: float) -> None:
         say(f"  {number + 1}/{runs}: sbatch {raw_s:.3f} s, pod {pod_s:.3f} s")
 
-    result = StartupBench(cluster, image, validate=validate, launch=launch).compare(runs, told)
+    bench = StartupBench(cluster, image, validate=validate, launch=launch, runtime_class=runtime_class)
+    result = bench.compare(runs, told)
     if output == "json":
         emit_json(result.as_json())
         return
