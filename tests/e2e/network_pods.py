@@ -212,8 +212,8 @@ Question = tuple[str, str, int, Any]
 class Net(Kubectl):
     """kubectl in one namespace, with words for the tests of the network. Addresses are looked up once."""
 
-    def __init__(self, testbed: Testbed, namespace: str, cluster: str) -> None:
-        super().__init__(testbed, namespace, cluster=cluster)
+    def __init__(self, testbed: Testbed, namespace: str, cluster: str, user: str = "user1") -> None:
+        super().__init__(testbed, namespace, user, cluster)
         self._addresses: dict[tuple[str, str], str] = {}
 
     def __call__(self, *arguments: str, **options: Any) -> Completed:
@@ -266,10 +266,10 @@ class Net(Kubectl):
 
 
 @contextmanager
-def network_namespace(testbed: Testbed, cluster: str, *images: str) -> Iterator[Net]:
+def network_namespace(testbed: Testbed, cluster: str, *images: str, user: str = "user1") -> Iterator[Net]:
     """A namespace of its own, and the images (tools is always there)."""
-    load(testbed, ["tools", *images])
-    net = Net(testbed, f"n-{uuid.uuid4().hex[:8]}", cluster)
+    load(testbed, ["tools", *images], user)
+    net = Net(testbed, f"n-{uuid.uuid4().hex[:8]}", cluster, user)
     net("create", "namespace", net.namespace)
     eventually(lambda: net("get", "serviceaccount", "default", check=False).ok)
     try:

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from slurmlet.testbed.hosts import Testbed
 
-# Of processes whose command line has the word: pid, name, descriptors, threads, KiB that are theirs alone.
+# Of processes whose command line has the word: pid, name, descriptors (those of processes apart), threads, KiB that are
+# theirs alone.
 _WEIGH = """
 import json, os, sys
 found = []
@@ -17,8 +18,10 @@ for entry in filter(str.isdigit, os.listdir("/proc")):
         if sys.argv[1] not in line or int(entry) == os.getpid():
             continue
         status = dict(one.split(":", 1) for one in open(f"/proc/{entry}/status").read().splitlines())
-        fds = len(os.listdir(f"/proc/{entry}/fd"))
-        found.append([int(entry), status["Name"].strip(), fds, int(status["Threads"]), int(status["RssAnon"].split()[0])])
+        fds = [os.readlink(f"/proc/{entry}/fd/{fd}") for fd in os.listdir(f"/proc/{entry}/fd")]
+        handles = sum("pidfd" in fd for fd in fds)
+        rest = [handles, int(status["Threads"]), int(status["RssAnon"].split()[0])]
+        found.append([int(entry), status["Name"].strip(), len(fds) - handles, *rest])
     except (OSError, KeyError):
         continue
 print(json.dumps(found))
@@ -30,6 +33,8 @@ class Weight(NamedTuple):
     pid: int
     name: str
     fds: int
+    # Descriptors of processes: netd keeps those of the latest it has served, dead or alive.
+    handles: int
     threads: int
     memory_kib: int
 

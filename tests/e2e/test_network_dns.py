@@ -194,6 +194,9 @@ def test_dns_policies_and_config(net: Net) -> None:
     assert sorted(both["options"]) == ["edns0", "ndots:2"]
     assert server not in conf(net, "bare").get("nameserver", [])
     assert conf(net, "bare-first")["search"][:3] == searches
+    assert conf(net, "bare-first")["nameserver"] == [server]
+    address, who = net.ask("bare-first", ("resolve", "web", 0, None), ("who", "web", 8080, None))
+    assert (address, who["name"]) == ([net.cluster_ip("web")], "server")
 
 
 def test_a_name_follows_its_pod(net: Net) -> None:

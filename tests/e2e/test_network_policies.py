@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -201,6 +202,56 @@ def test_ranges_and_what_is_cut_out_of_them(clean: Town) -> None:
     assert not clean.hears("friend", 81)
     assert not clean.hears("other", 80)
     assert server != near
+
+
+# address port scope: whether it connects. The scope is the host's number of the link: the socket is the host's.
+CONNECT_SIX = """
+import socket, sys
+with socket.socket(socket.AF_INET6) as made:
+    made.settimeout(1.5)
+    try:
+        made.connect((sys.argv[1], int(sys.argv[2]), 0, int(sys.argv[3])))
+        print(made.recv(10).decode())
+    except OSError as error:
+        print(type(error).__name__)
+"""
+SERVE_SIX = """
+import socket, sys
+index = socket.if_nametoindex("eth0")
+words = [line.split() for line in open("/proc/net/if_inet6")]
+(raw,) = [each[0] for each in words if each[5] == "eth0" and each[0].startswith("fe80")]
+address = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(raw))
+made = socket.socket(socket.AF_INET6)
+made.bind((address, 0, 0, index))
+made.listen()
+print(address, made.getsockname()[1], flush=True)
+while True:
+    made.accept()[0].sendall(b"six")
+"""
+
+
+def test_egress_to_ipv6_is_held_too(clean: Town) -> None:
+    """Ranges of a policy are IPv4 here: IPv6 is only let out where a rule names nobody in particular."""
+    index = clean.testbed.run(["cat", "/sys/class/net/eth0/ifindex"], host="c2").stdout.strip()
+    serving = clean.testbed.popen(["python3", "-c", SERVE_SIX], host="c3", stdin=subprocess.DEVNULL)
+    try:
+        assert serving.stdout is not None
+        address, number = serving.stdout.readline().decode().split()
+
+        def reaches(*egress: Obj) -> str:
+            friend = {"matchLabels": {"app": "friend"}}
+            clean.set(policy("out", podSelector=friend, policyTypes=["Egress"], egress=list(egress)))
+            said = clean.run("friend", "python3", "-c", CONNECT_SIX, address, number, index).stdout
+            return str(said).strip()
+
+        clean.set()
+        assert clean.run("friend", "python3", "-c", CONNECT_SIX, address, number, index).stdout == "six\n"
+        assert reaches() == DENIED
+        assert reaches({"to": [{"ipBlock": {"cidr": "0.0.0.0/0"}}]}) == DENIED
+        assert reaches({"ports": [{"port": 1}]}) == DENIED
+        assert reaches({"ports": [{"port": int(number)}]}) == "six"
+    finally:
+        clean.testbed.stop(serving)
 
 
 def test_a_change_reaches_pods_within_half_a_second(clean: Town) -> None:

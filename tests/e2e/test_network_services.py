@@ -181,6 +181,15 @@ def test_traffic_may_stay_on_its_node(net: Net) -> None:
     assert set(net.ask_one("client", "many", ip, 80, 20)) == {"near"}
     assert set(net.ask_one("far", "many", ip, 80, 5)) == {"far"}
     assert net.ask_one("client", "who", only_far, 80) in NOBODY_ANSWERS
+    # A wish, not a rule: who has nobody near goes to whoever there is.
+    for wish in ("PreferSameNode", "PreferClose"):
+        name = f"wish-{wish.lower()}"
+        ip = serve(net, name, {"app": "local"}, port(80), trafficDistribution=wish)
+        near = {"near"} if wish == "PreferSameNode" else {"near", "far"}
+        eventually(lambda ip=ip, near=near: set(net.ask_one("client", "many", ip, 80, 20)) == near, 10)  # type: ignore[misc]
+    ip = serve(net, "wish-far", {"at": "short"}, port(80), trafficDistribution="PreferSameNode")
+    answers(net, ip, 80)
+    assert set(net.ask_one("client", "many", ip, 80, 5)) == {"far"}
 
 
 def slice_of(name: str, address: str) -> dict[str, Any]:

@@ -55,6 +55,15 @@ def test_the_judge_is_right_about_a_bare_host(testbed: Any) -> None:
     assert {case: wrong for case, wrong in json.loads(said.stdout).items() if wrong} == {}
 
 
+def test_netds_work_with_the_library_that_was_laid_ready(testbed: Any, net: Net) -> None:
+    """Else all of this file, and every measurement, would be about its stand-in in Python."""
+    pods = json.loads(net("get", "pods", "-o", "json").stdout)["items"]
+    hosts = {pod["status"]["hostIP"] for pod in pods}
+    look = "cat /proc/[0-9]*/maps 2>/dev/null | grep -c netfast- || true"
+    for host in (name for name in ("c1", "c2", "c3") if address_of(name) in hosts):
+        assert int(testbed.run(["sh", "-c", look], host=host, user="root").stdout) > 0
+
+
 def test_a_low_port_needs_no_privilege(net: Net) -> None:
     program = "import socket; s = socket.create_server(('', 443)); print(s.getsockname()[1])"
     assert net.run("somebody", "python3", "-c", program).stdout == "443\n"

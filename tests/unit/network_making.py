@@ -5,24 +5,32 @@ A real device needs what a compute host gives its users: a network namespace and
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import socket
+import struct
+import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from slurmlet.runner import linux
 from slurmlet.runner.loop import Loop
-from slurmlet.runner.network import addresses, namespaces, overlay, setup
+from slurmlet.runner.network import addresses, namespaces, netlink, overlay, setup
 from slurmlet.runner.network.slow import packets
 from slurmlet.runner.network.slow.forwarder import Forwarder
 from slurmlet.runner.network.tables import Tables
 
 HOST = "127.0.0.1"
 PATIENCE_S = 5.0
+_SKIP = "skipped: "
+_SIOCSIFADDR = 0x8916
 
 
 @contextmanager
@@ -141,6 +149,70 @@ def making_cluster() -> Iterator[Cluster]:
         finally:
             for pod in cluster.pods:
                 pod.close()
+
+
+def pods_on_a_host_of_its_own(act: Callable[[Cluster], None], ip: str, *, ping: bool = False) -> None:
+    def work() -> None:
+        with making_cluster() as cluster:
+            act(cluster)
+
+    on_a_host_of_its_own(work, ip, ping=ping)
+
+
+def on_a_host_of_its_own(act: Callable[[], None], ip: str, *, six: str = "", ping: bool = False) -> None:
+    """Run it in a fork with a network of its own: addresses besides loopback's, and whether users may send echoes."""
+    said, said_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            signal.set_wakeup_fd(-1)
+            _make_host(ip, six, ping)
+            act()
+        except pytest.skip.Exception as reason:
+            os.write(said_end, f"{_SKIP}{reason}".encode())
+        except BaseException:
+            os.write(said_end, traceback.format_exc().encode())
+        finally:
+            os._exit(0)
+    os.close(said_end)
+    with os.fdopen(said) as file:
+        failure = file.read()
+    os.waitpid(pid, 0)
+    if failure.startswith(_SKIP):
+        pytest.skip(failure.removeprefix(_SKIP))
+    assert not failure, failure
+
+
+def _make_host(ip: str, six: str, ping: bool) -> None:
+    uid, gid = os.getuid(), os.getgid()
+    linux.unshare(linux.CLONE_NEWUSER | linux.CLONE_NEWNET)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
+        Path("/proc/self", name).write_text(text)
+    with netlink.RouteSocket() as route:
+        loopback = socket.if_nametoindex("lo")
+        route.set_link(loopback, up=True)
+        route.add_address(loopback, addresses.number(ip), 32)
+    if six:
+        with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as control:
+            wanted = struct.pack("@16sIi", socket.inet_pton(socket.AF_INET6, six), 128, loopback)
+            fcntl.ioctl(control, _SIOCSIFADDR, wanted)
+            _await_address(control, six)
+    if ping:
+        # A new namespace lets nobody.
+        Path("/proc/sys/net/ipv4/ping_group_range").write_text("0 0")
+
+
+def _await_address(sock: socket.socket, six: str) -> None:
+    """The kernel makes an IPv6 address usable in its own time, milliseconds later."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            sock.bind((six, 0))
+        except OSError:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.002)
+        else:
+            return
 
 
 def wait(loop: Loop, true: Callable[[], Any]) -> None:

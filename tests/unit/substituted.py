@@ -55,13 +55,18 @@ def become_pod() -> None:
     linux._check(linux._libc().prctl(4, 1, 0, 0, 0), "prctl")
 
 
+def enter_pod() -> int:
+    become_pod()
+    return filtering.install()
+
+
 needs_notifications = pytest.mark.skipif(bool(reason_to_skip()), reason=reason_to_skip())
 
 
 class Program:
     """A forked child of a pod; `result` is what its function returned."""
 
-    def __init__(self, pod: Pod, function: Callable[[], Any]) -> None:
+    def __init__(self, pod: Any, function: Callable[[], Any], enter: Callable[[], int] = enter_pod) -> None:
         self.result: Any = None
         self.error = ""
         self.done = False
@@ -71,7 +76,7 @@ class Program:
         self._out, out_end = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
-            _in_child(births_end, out_end, function)
+            _in_child(births_end, out_end, function, enter)
         births_end.close()
         os.close(out_end)
         _, (self.notify_fd,), _, _ = socket.recv_fds(births, 1, 1)
@@ -97,11 +102,10 @@ class Program:
             os.kill(self.pid, signal.SIGKILL)
 
 
-def _in_child(births: socket.socket, out: int, function: Callable[[], Any]) -> None:
+def _in_child(births: socket.socket, out: int, function: Callable[[], Any], enter: Callable[[], int]) -> None:
     try:
         signal.set_wakeup_fd(-1)
-        become_pod()
-        socket.send_fds(births, [b"l"], [filtering.install()])
+        socket.send_fds(births, [b"l"], [enter()])
         try:
             answer = [function(), ""]
         except BaseException:
@@ -225,3 +229,4 @@ def world(request: pytest.FixtureRequest, tmp_path: Path, compiled: Any) -> Iter
         pod.die()
         pod.socket.close()
     signal.set_wakeup_fd(-1)
+    made.loop.close()

@@ -77,3 +77,16 @@ def test_missing_cluster_says_how_to_make_it(files: ClusterFiles) -> None:
     with pytest.raises(UserError) as caught:
         configs.load_existing(files)
     assert "slurmlet up -c exp" in caught.value.hint
+
+
+def test_encryption_is_chosen_once(files: ClusterFiles) -> None:
+    assert configs.encryption(None, None) is False
+    plain, sealed = (
+        configs.from_json({**decide(files).__dict__, "encrypt": is_on}) for is_on in (False, True)
+    )
+    for config in (plain, sealed):
+        assert configs.encryption(config, None) is config.encrypt
+        assert configs.encryption(config, config.encrypt) is config.encrypt
+        with pytest.raises(UserError, match="encrypt") as caught:
+            configs.encryption(config, not config.encrypt)
+        assert "--purge" in caught.value.hint

@@ -168,3 +168,16 @@ def test_new_authority_renews_what_it_signs(tmp_path: Path) -> None:
     (tmp_path / "etcd-ca.key").unlink()
     assert make(tmp_path) == ["etcd-ca", "etcd-server", "etcd-client"]
     handshake(*contexts(tmp_path, "etcd-server", "etcd-client", "etcd-ca"), "127.0.0.1")
+
+
+def test_only_an_encrypted_cluster_has_an_overlay_certificate_and_it_opens_no_other_door(
+    tmp_path: Path,
+) -> None:
+    made = pki.ensure(tmp_path, pki.leaves("login1", ("192.0.2.7",), RANGE, encrypt=True))
+    assert {"overlay-ca", "netd"} <= set(made)
+    assert not {"overlay-ca", "netd"} & set(make(tmp_path / "plain"))
+    server, client = contexts(tmp_path, "netd", "netd", "overlay-ca")
+    client.check_hostname = False
+    assert handshake(server, client, "anybody") == ["TLSv1.3", "TLSv1.3"]
+    with pytest.raises(ssl.SSLError):
+        handshake(*contexts(tmp_path, "hub-server", "netd", "hub-ca"), "hub.slurmlet")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -272,6 +273,7 @@ class FakeEvents:
 
 
 PATHS = {
+    "nodes": "/api/v1/nodes",
     "services": "/api/v1/services",
     "slices": "/apis/discovery.k8s.io/v1/endpointslices",
     "policies": "/apis/networking.k8s.io/v1/networkpolicies",
@@ -391,7 +393,11 @@ def test_a_new_hub_tells_old_runners_nothing_until_the_others_are_back(keys: Pat
         await until(lambda: new.route("10.244.0.9", 1) == POD)
         assert old.messages == []
         come(network, other, pod(TWO), attached("10.244.0.10"))
-        await until(lambda: old.route("10.244.0.10", 1) == POD)
+        await until(lambda: new.route("10.244.0.10", 1) == POD)
+        # Without the gateway there would be no DNS.
+        assert old.messages == []
+        come(network, FakeLink(GATEWAY), None, attached("10.244.0.1"))
+        await until(lambda: old.route("10.244.0.10", 1) == old.route("10.244.0.1", 1) == POD)
 
     known = (pod(ONE, "10.244.0.9"), pod(TWO, "10.244.0.10"), pod(PodUid("u-4"), "10.244.0.11", "Succeeded"))
     networked(keys, tmp_path, scenario, pods=known)
@@ -464,6 +470,36 @@ def test_services_are_told_and_their_changes(keys: Path, tmp_path: Path) -> None
         services=[service("web", "10.96.1.1")],
         slices=[slice_of("web", "192.0.2.7")],
     )
+
+
+def test_a_zone_keeps_its_traffic_and_a_changed_label_moves_it(keys: Path, tmp_path: Path) -> None:
+    def node(zone: str) -> dict[str, Any]:
+        labels = {"topology.kubernetes.io/zone": zone} if zone else {}
+        return {"metadata": {"name": "n1", "uid": "n", "resourceVersion": "1", "labels": labels}}
+
+    there = slice_of("web", "192.0.2.7", "192.0.2.8")
+    for endpoint, zone in zip(there["endpoints"], ("east", "west"), strict=True):
+        endpoint["hints"] = {"forZones": [{"name": zone}]}
+
+    async def scenario(network: Network, _api: Api, _events: FakeEvents) -> None:
+        link = FakeLink(ONE)
+        come(network, link, pod(ONE), attached(network.address(pod(ONE))))
+
+        def used() -> set[str]:
+            ip = numbers.number("10.96.1.1")
+            return {numbers.text(link.tables.route(6, ip, 8080).ip) for _ in range(4)}
+
+        await until(lambda: used() == {"192.0.2.7"})
+        for zone, wanted in (("west", {"192.0.2.8"}), ("north", {"192.0.2.7", "192.0.2.8"})):
+            network.translator.node_changed(node(zone), False)
+            await until(lambda wanted=wanted: used() == wanted)  # type: ignore[misc]
+        network.translator.node_changed(node("east"), False)
+        await until(lambda: used() == {"192.0.2.7"})
+        network.translator.node_changed(node("east"), True)
+        await until(lambda: used() == {"192.0.2.7", "192.0.2.8"})
+
+    web = [service("web", "10.96.1.1")]
+    networked(keys, tmp_path, scenario, services=web, slices=[there], nodes=[node("east")])
 
 
 def test_two_services_that_claim_one_address_do_not_take_it_from_each_other_when_they_go(
@@ -594,6 +630,16 @@ def test_a_network_that_is_not_the_best_is_told_of(keys: Path, tmp_path: Path) -
         come(network, FakeLink(ONE), pod(ONE), {**attached(ip), "mode": "packets", "why": "no seccomp"})
         assert [reason for reason, _ in events.told] == ["NetworkMode"]
         assert "no seccomp" in events.told[0][1]
+
+    networked(keys, tmp_path, scenario)
+
+
+def test_packets_are_the_best_where_they_are_encrypted(keys: Path, tmp_path: Path) -> None:
+    async def scenario(network: Network, _api: Api, events: FakeEvents) -> None:
+        network.cluster = dataclasses.replace(CLUSTER, tls={"ca": "", "cert": "", "key": ""})
+        ip = network.address(pod(ONE))
+        come(network, FakeLink(ONE), pod(ONE), {**attached(ip), "mode": "packets", "why": "asked for"})
+        assert events.told == []
 
     networked(keys, tmp_path, scenario)
 

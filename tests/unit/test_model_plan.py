@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -313,5 +314,12 @@ def test_a_pod_of_the_hosts_network_has_none_of_its_own() -> None:
     assert (made["network"], made["resolv_conf"]) == (None, None)
     asking = pod_plan(pod(hostNetwork=True, dnsPolicy="ClusterFirstWithHostNet"), setting)
     assert (asking["network"], asking["resolv_conf"]["base"]["nameservers"]) == (None, ["10.96.0.10"])
+    joined = replace(setting, place=Place("10.0.0.5", "c1", overlay_ip="10.244.0.7"))
+    ports = {"ports": [{"containerPort": 80, "hostPort": 80}]}
+    env = {"env": [{"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]}
+    made = pod_plan(pod({**ports, **env}, hostNetwork=True, dnsPolicy="ClusterFirstWithHostNet"), joined)
+    found = made["network"]
+    assert (found["ip"], found["from_host"], found["host_ports"]) == ("10.244.0.7", True, [])
+    assert ["IP", "10.0.0.5"] in made["containers"][0]["env"]
     old = Setting("default", {"app:1": IMAGE}, SOURCES, Place("10.0.0.5", "c1"), {})
     assert (pod_plan(pod(), old)["network"], pod_plan(pod(), old)["resolv_conf"]) == (None, None)

@@ -169,3 +169,65 @@ def test_what_a_load_balancer_serves() -> None:
 def test_a_slice_tells_whose_it_is() -> None:
     assert service_key(slice_()) == ("shop", "web")
     assert service_key({"metadata": {"name": "x", "namespace": "y"}}) is None
+
+
+def hinted(where: list[Any], nodes: str = "", zones: str = "", **conditions: bool | None) -> dict[str, Any]:
+    hints = {
+        key: [{"name": name} for name in names.split()]
+        for key, names in (("forNodes", nodes), ("forZones", zones))
+        if names
+    }
+    return {**endpoint(where, **conditions), "hints": hints}
+
+
+ZONES = {"n1": "east", "n2": "west", "n3": "west", "n4": "north"}
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "wanted"),
+    [
+        ({"nodes": "n1"}, {"nodes": "n2"}, {"n1": [0], "n2": [1]}),
+        ({"nodes": "n1 n3"}, {"nodes": "n2 n3"}, {"n1": [0], "n2": [1]}),
+        ({"nodes": "n1"}, {}, {}),
+        ({"zones": "east"}, {"zones": "west"}, {"n1": [0], "n2": [1], "n3": [1]}),
+        ({"zones": "east"}, {"zones": "west east"}, {"n2": [1], "n3": [1]}),
+        ({"zones": "east"}, {}, {}),
+        # A node that is named keeps to its own; the others to their zone.
+        (
+            {"nodes": "n1", "zones": "east"},
+            {"nodes": "n2", "zones": "west"},
+            {"n1": [0], "n2": [1], "n3": [1]},
+        ),
+        ({"nodes": "n1", "zones": "east"}, {"zones": "west"}, {"n1": [0], "n2": [1], "n3": [1]}),
+        # Hints of those that are not used count for nothing, and there is no nearness among the last ones.
+        ({"nodes": "n1"}, NOT_READY, {}),
+        ({"nodes": "n1", **LEAVING}, {"nodes": "n2", **LEAVING}, {}),
+    ],
+    ids=[
+        *(
+            "nodes",
+            "a node with all",
+            "a node hint missing",
+            "zones",
+            "a zone with all",
+            "a zone hint missing",
+        ),
+        *("both", "zones where node hints are missing", "one not ready", "only terminating"),
+    ],
+)
+def test_who_keeps_to_whom(a: Any, b: Any, wanted: Any) -> None:
+    there = slice_(hinted(TO_A, **a), hinted(TO_B, **b))
+    found = entries(service({**HTTP, "nodePort": 30080}, externalIPs=["192.0.2.1"]), [there], ZONES)
+    for target in (*found.services.values(), *found.node_ports.values()):
+        assert target.get("near", {}) == wanted
+
+
+def test_local_policy_outweighs_nearness() -> None:
+    there = slice_(hinted(TO_A, nodes="n2"), hinted(TO_B, nodes="n1"))
+    for_inside = entries(service(internalTrafficPolicy="Local"), [there], ZONES).services["10.96.1.1 tcp 80"]
+    assert (for_inside["local"], "near" in for_inside) == (True, False)
+
+
+def test_the_login_host_is_near_to_nobody() -> None:
+    there = slice_(hinted(TO_A, nodes="n1"), hinted(TO_B, nodes="n2"))
+    assert "near" not in balancer_targets(service(), [there])["tcp", 80]

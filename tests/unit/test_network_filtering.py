@@ -6,6 +6,7 @@ import ctypes
 import errno
 import socket
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,11 +19,17 @@ __all__ = ["compiled", "world"]
 ALLOW, NOTIFY, ERRNO = 0x7FFF0000, 0x7FC00000, 0x00050000
 
 
-def verdict(known: filtering.Machine, number: int, *arguments: int, arch: int | None = None) -> int:
+def verdict(
+    known: filtering.Machine,
+    number: int,
+    *arguments: int,
+    arch: int | None = None,
+    make: Callable[[filtering.Machine], bytes] = filtering.program,
+) -> int:
     """What the program returns for one call."""
     audit = known.audit_arch if arch is None else arch
     data = struct.pack("=iIQ6Q", number, audit, 0, *(*arguments, *[0] * (6 - len(arguments))))
-    instructions = list(struct.iter_unpack("=HBBI", filtering.program(known)))
+    instructions = list(struct.iter_unpack("=HBBI", make(known)))
     at = value = 0
     while True:
         code, yes, no, operand = instructions[at]
@@ -97,6 +104,22 @@ class TestProgram:
         assert verdict(known, 0) == ALLOW
         assert verdict(known, known.numbers["connect"], arch=0x40000003) == ALLOW
         assert verdict(known, known.numbers["connect"] | 0x40000000) == ALLOW
+
+    def test_on_the_hosts_network_only_what_names_the_other_end(self, known: filtering.Machine) -> None:
+        asked = {
+            name
+            for name, number in known.numbers.items()
+            if verdict(known, number, make=filtering.program_from_host) == NOTIFY
+        }
+        assert asked == {"connect", "getpeername"}
+        others = {
+            verdict(known, number, make=filtering.program_from_host)
+            for name, number in known.numbers.items()
+            if name not in asked
+        }
+        assert others == {ALLOW}
+        connect = known.numbers["connect"]
+        assert verdict(known, connect, arch=0x40000003, make=filtering.program_from_host) == ALLOW
 
     def test_no_call_has_two_meanings(self, known: filtering.Machine) -> None:
         assert len(set(known.numbers.values())) == len(known.numbers)

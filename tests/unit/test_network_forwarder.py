@@ -20,6 +20,7 @@ from tests.unit.network_making import (
     Pod,
     datagram,
     making_cluster,
+    pods_on_a_host_of_its_own,
     receive,
     receive_from,
     wait,
@@ -27,6 +28,7 @@ from tests.unit.network_making import (
 
 A, B, C = "10.244.0.7", "10.244.0.8", "10.244.0.9"
 SERVICE, SECOND = "10.96.0.10", "10.96.0.11"
+OTHER_HOST = "192.0.2.7"
 
 
 @pytest.fixture
@@ -168,51 +170,51 @@ class TestBetweenKernels:
 
 
 class TestHosts:
-    @pytest.fixture
-    def address(self) -> str:
-        """An address of this machine that is not loopback: what is sent to it does not leave the machine."""
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            try:
-                probe.connect(("192.0.2.1", 9))
-            except OSError as error:
-                pytest.skip(f"this machine has no address but loopback's: {error}")
-            return str(probe.getsockname()[0])
+    def test_a_host_hears_and_answers(self) -> None:
+        def act(cluster: Cluster) -> None:
+            pod = cluster.add(A, real=True)
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
+                server.bind((OTHER_HOST, 0))
+                server.setblocking(False)
+                client = pod.udp()
+                client.connect(server.getsockname())
+                payload = os.urandom(65507)
+                client.send(payload)
+                received, peer = receive_from(cluster.loop, server)
+                assert (received, peer[0]) == (payload, OTHER_HOST)
+                server.sendto(payload, peer)
+                assert receive(cluster.loop, client) == payload
 
-    def test_a_host_hears_and_answers(self, cluster: Cluster, address: str) -> None:
-        pod = cluster.add(A, real=True)
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
-            server.bind((address, 0))
-            server.setblocking(False)
-            client = pod.udp()
-            client.connect(server.getsockname())
-            payload = os.urandom(65507)
-            client.send(payload)
-            received, peer = receive_from(cluster.loop, server)
-            assert (received, peer[0]) == (payload, address)
-            server.sendto(payload, peer)
-            assert receive(cluster.loop, client) == payload
+        pods_on_a_host_of_its_own(act, OTHER_HOST)
 
-    def test_a_host_where_nobody_listens_refuses(self, cluster: Cluster, address: str) -> None:
-        pod = cluster.add(A, real=True)
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
-            free.bind((address, 0))
-            to = free.getsockname()
-        client = pod.udp()
-        client.connect(to)
-        client.send(b"anybody?")
-        with pytest.raises(ConnectionRefusedError):
-            receive(cluster.loop, client)
+    def test_a_host_where_nobody_listens_refuses(self) -> None:
+        def act(cluster: Cluster) -> None:
+            client = cluster.add(A, real=True).udp()
+            client.connect((OTHER_HOST, 9))
+            client.send(b"anybody?")
+            with pytest.raises(ConnectionRefusedError):
+                receive(cluster.loop, client)
 
-    def test_an_echo_is_answered_with_the_pods_own_identifier(self, cluster: Cluster, address: str) -> None:
-        pod = cluster.add(A, real=False)
-        pod.send(packets.echo(pod.setup.ip, addresses.number(address), 4711, 1, b"ping"))
-        reply = pod.received()
-        head = packets.head(reply)
-        assert head is not None
-        if reply[20] == packets.UNREACHABLE:
-            pytest.skip("net.ipv4.ping_group_range lets nobody send echoes here")
-        assert (head.source, head.port, reply[20]) == (addresses.number(address), 4711, packets.ECHO_REPLY)
-        assert reply[28:] == b"ping"
+        pods_on_a_host_of_its_own(act, OTHER_HOST)
+
+    @pytest.mark.parametrize("ping", [True, False])
+    def test_an_echo_is_answered_where_users_may_ping(self, ping: bool) -> None:
+        """With the pod's own identifier; elsewhere the pod is told, as by a router, that it may not."""
+        host = addresses.number(OTHER_HOST)
+
+        def act(cluster: Cluster) -> None:
+            pod = cluster.add(A, real=False)
+            pod.send(packets.echo(pod.setup.ip, host, 4711, 1, b"ping"))
+            reply = pod.received()
+            head = packets.head(reply)
+            assert head is not None
+            if ping:
+                assert (head.source, head.port, reply[20]) == (host, 4711, packets.ECHO_REPLY)
+                assert reply[28:] == b"ping"
+            else:
+                assert (reply[20], reply[21]) == (packets.UNREACHABLE, packets.PROHIBITED)
+
+        pods_on_a_host_of_its_own(act, OTHER_HOST, ping=ping)
 
     @pytest.mark.parametrize("to", ["127.0.0.1", "127.8.8.8", "0.0.0.0", "224.0.0.251", "255.255.255.255"])
     def test_what_is_only_the_hosts_is_out_of_reach(self, cluster: Cluster, to: str) -> None:

@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -214,6 +215,34 @@ class TestAnnouncements:
             world.two.tables.apply({"pods": {ONE: where}})
             assert world.finish(server, world.two.start(dial(1)))[1] == [[ONE, 0]]
         assert world.one.supervisor.counts["announced late"] == 1
+
+    @pytest.mark.parametrize("host", ["127.0.0.1", ONE])
+    def test_one_source_port_to_several_listeners(self, world: World, host: str) -> None:
+        """Kernels give it again where the destination differs: each client must come to whom it called, as itself."""
+
+        def program() -> Any:
+            shared = 0
+            listening = {port: socket.create_server(("", port)) for port in range(8000, 8020)}
+            for turn in range(5):
+                clients = {}
+                for port in listening:
+                    client = clients[port] = socket.socket()
+                    client.settimeout(10)
+                    first = 40000 + 16 * turn
+                    # IP_LOCAL_PORT_RANGE: five ports for twenty clients.
+                    client.setsockopt(
+                        socket.IPPROTO_IP, 51, (first | (first + 4) << 16).to_bytes(4, sys.byteorder)
+                    )
+                    client.connect((host, port))
+                shared += len(clients) - len({client.getsockname() for client in clients.values()})
+                for port, client in clients.items():
+                    accepted, peer = listening[port].accept()
+                    assert peer == client.getsockname(), (port, peer)
+                    accepted.close()
+                    client.close()
+            return shared
+
+        assert world.one.run(program) >= 5 * 15
 
     def test_without_the_key_nobody_comes_in(self, world: World) -> None:
         server = world.one.serve(echo_names(1))

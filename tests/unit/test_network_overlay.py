@@ -70,26 +70,39 @@ def test_an_announced_connection_is_known_once(net: Net) -> None:
     told: list[Announcement] = []
     server.overlay.on_announced = lambda _key, what: told.append(what)
     assert net.comes_true(lambda: told == [WHAT])
-    assert server.overlay.claim(LOOPBACK, 50776) is None
-    assert server.overlay.claim(LOOPBACK, 50777) == WHAT
-    assert server.overlay.claim(LOOPBACK, 50777) is None
+    assert server.overlay.claim(LOOPBACK, 50776, WHAT.port) is None
+    assert server.overlay.claim(LOOPBACK, 50777, WHAT.port) == WHAT
+    assert server.overlay.claim(LOOPBACK, 50777, WHAT.port) is None
+
+
+def test_connections_from_one_source_port_to_two_ports_are_told_apart(net: Net) -> None:
+    """A kernel gives a source port twice, as long as the destinations differ."""
+    client, server = net.end(), net.end()
+    other = WHAT._replace(source_ip=WHAT.source_ip + 1, port=WHAT.port + 1)
+    told: list[Announcement] = []
+    server.overlay.on_announced = lambda _key, what: told.append(what)
+    client.overlay.announce(server.peer, 50777, WHAT)
+    client.overlay.announce(server.peer, 50777, other)
+    assert net.comes_true(lambda: len(told) == 2)
+    assert server.overlay.claim(LOOPBACK, 50777, WHAT.port) == WHAT
+    assert server.overlay.claim(LOOPBACK, 50777, other.port) == other
 
 
 def test_an_announcement_that_nobody_claims_is_forgotten(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     server = net.end()
     server.overlay.expect(LOOPBACK, 50777, WHAT)
     server.overlay.expect(LOOPBACK, 50778, WHAT)
-    assert server.overlay.claim(LOOPBACK, 50778) == WHAT
+    assert server.overlay.claim(LOOPBACK, 50778, WHAT.port) == WHAT
     now_s = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now_s + 61)
-    assert server.overlay.claim(LOOPBACK, 50777) is None
+    assert server.overlay.claim(LOOPBACK, 50777, WHAT.port) is None
 
 
 def test_who_has_another_key_is_not_believed(net: Net) -> None:
     stranger, server = net.end("22"), net.end()
     stranger.overlay.announce(server.peer, 50777, WHAT)
     assert net.comes_true(lambda: server.overlay.dropped == 1)
-    assert server.overlay.claim(LOOPBACK, 50777) is None
+    assert server.overlay.claim(LOOPBACK, 50777, WHAT.port) is None
 
 
 def test_a_changed_or_old_datagram_is_dropped(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +115,7 @@ def test_a_changed_or_old_datagram_is_dropped(net: Net, monkeypatch: pytest.Monk
         changed[position] ^= 1
         spy.sendto(changed, ("127.0.0.1", server.overlay.port))
         assert net.comes_true(lambda: server.overlay.dropped == position + 1)  # noqa: B023 - called at once
-    assert server.overlay.claim(LOOPBACK, 50777) is None
+    assert server.overlay.claim(LOOPBACK, 50777, WHAT.port) is None
     now_ns = time.time_ns()
     monkeypatch.setattr(time, "time_ns", lambda: now_ns + 301 * 10**9)
     spy.sendto(datagram, ("127.0.0.1", server.overlay.port))
@@ -146,7 +159,7 @@ def test_a_question_nobody_hears_ends(net: Net) -> None:
 
 def test_who_made_a_connection_says_so_when_asked(net: Net) -> None:
     client, server = net.end(), net.end()
-    client.overlay.on_whois = lambda port: WHAT if port == 50777 else None
+    client.overlay.on_whois = lambda port: [WHAT] if port == 50777 else []
     server.tables.apply({"pods": {"10.244.0.9": ["127.0.0.1", client.overlay.port, {}]}})
     told: list[Announcement] = []
     server.overlay.on_announced = lambda _key, what: told.append(what)

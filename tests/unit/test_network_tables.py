@@ -119,6 +119,14 @@ def test_local_traffic_stays_on_the_node() -> None:
     assert {made.route(TCP, number(DNS), 53).port for _ in range(4)} == {2}
 
 
+@pytest.mark.parametrize(("node", "ports"), [("batch", {1, 3}), ("short", {1, 2, 3})])
+def test_traffic_keeps_to_what_is_near_to_its_own_node(node: str, ports: set[int]) -> None:
+    """This one's name is batch."""
+    near = {**target(*([OTHER, port, ""] for port in (1, 2, 3))), "near": {node: [0, 2]}}
+    made = tables({"services": {f"{DNS} tcp 53": near}})
+    assert {made.route(TCP, number(DNS), 53).port for _ in range(6)} == ports
+
+
 def test_a_reset_forgets_what_was_there_and_null_one_thing() -> None:
     made = tables({"node_ports": {"tcp 30080": target([OTHER, 80, ""])}})
     assert made.route_node_port(TCP, 30080, number("198.51.100.1")) == Route(POD, number(OTHER), 80)

@@ -28,6 +28,12 @@ class TestParsing:
         assert found.command == ("sh", "-c", "-N9")
         assert (found.manifests, found.images, found.verbose) == (("a.yaml",), ("b.tar",), True)
 
+    def test_encryption_is_asked_for_inside_of_the_job_too(self) -> None:
+        assert parse(["-N2", "--encrypt", "--", "true"]).encrypt
+        inside = parse(parse(["-N2", "--encrypt", "--", "true"]).inner_words())
+        assert (inside.encrypt, inside.srun) == (True, ())
+        assert not parse(parse(["--", "true"]).inner_words()).encrypt
+
     def test_values_of_sruns_options_may_stand_alone(self) -> None:
         assert parse(["-N", "3", "-p", "short", "--gres", "gpu:1", "--exclusive"]).srun == (
             "-N", "3", "-p", "short", "--gres", "gpu:1", "--exclusive",

@@ -26,6 +26,7 @@ class _RawCommand(click.Command):
     "--wait", is_flag=True, help="End when the manifests' Jobs and pods have, following their logs."
 )
 @click.option("--image", multiple=True, metavar="FILE", help="Load this image archive first (repeat it).")
+@click.option("--encrypt", is_flag=True, help="Encrypt what pods say between hosts; slower.")
 @click.option("--keep-logs", metavar="DIR", help="Leave pod logs, events and `kubectl get all` here.")
 @click.option("--timeout", metavar="S", help="Seconds to wait for the cluster. [default: 120]")
 @click.option("-v", "--verbose", is_flag=True, help="Progress with times on stderr, also in a pipe.")

@@ -37,6 +37,8 @@ def _show(state: ClusterState) -> None:
     ready = "ready" if state.api_ready else "not ready"
     print(f"Cluster   {state.config.name} ({state.config.id}) on {state.config.host}, up {age(state.since)}")
     print(f"API       {state.config.api_url}, {ready}, Kubernetes {state.config.kubernetes}")
+    if state.config.encrypt:
+        print("Network   encrypted between hosts")
     print(f"Pods      {_counts(state.pods)}")
     print(
         f"Jobs      {_counts(state.jobs) if state.jobs is not None else 'unknown: Slurm does not answer'}\n"

@@ -24,6 +24,11 @@ from slurmlet.controlplane.using import default_cluster
     "--pod-range", metavar="CIDR", help="Addresses of pods, for a new cluster. [default: one that is free]"
 )
 @click.option("--service-range", metavar="CIDR", help="Addresses of Services, for a new cluster.")
+@click.option(
+    "--encrypt/--no-encrypt",
+    default=None,
+    help="Encrypt what pods say between hosts, for a new cluster; slower. [default: not]",
+)
 @click.option("--pool", type=click.IntRange(0), metavar="N", help="Keep N pool nodes: see `slurmlet pool`.")
 @click.option(
     "--pool-min", type=click.IntRange(0), metavar="N", help="An elastic pool: always this many nodes."
@@ -36,6 +41,7 @@ def command(
     address: str | None,
     pod_range: str | None,
     service_range: str | None,
+    encrypt: bool | None,
     pool: int | None,
     pool_min: int | None,
     pool_max: int | None,
@@ -47,7 +53,9 @@ def command(
 
     wanted = Wanted(pod_range, service_range)
     files = ClusterFiles.named(cluster)
-    done = up(files, partitions=partitions, address=address, wanted=wanted, timeout_s=timeout_s)
+    done = up(
+        files, partitions=partitions, address=address, wanted=wanted, encrypt=encrypt, timeout_s=timeout_s
+    )
     if pool is not None or pool_min is not None or pool_max is not None:
         from slurmlet.controlplane.pools import set_size
 

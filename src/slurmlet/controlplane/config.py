@@ -36,6 +36,8 @@ class ClusterConfig:
     dns_port: int = 0
     # A cluster inside one Slurm job: gone with it, so nothing need survive a crash.
     ephemeral: bool = False
+    # What pods say between hosts is encrypted.
+    encrypt: bool = False
 
     @property
     def api_url(self) -> str:
@@ -83,6 +85,7 @@ def from_json(raw: dict[str, Any]) -> ClusterConfig:
         partitions=None if partitions is None else tuple(partitions),
         dns_port=int(raw.get("dns_port", 0)),
         ephemeral=bool(raw.get("ephemeral", False)),
+        encrypt=bool(raw.get("encrypt", False)),
     )
 
 
@@ -95,6 +98,7 @@ def decide(
     api_address: str,
     partitions: Sequence[str],
     ranges: Ranges,
+    encrypt: bool = False,
 ) -> ClusterConfig:
     """The configuration of the next start: identity and, where free, ports of the last one are kept."""
     before = load(files)
@@ -116,7 +120,21 @@ def decide(
         pod_range=ranges.pods,
         partitions=tuple(partitions) or kept,
         dns_port=free_port(LOOPBACK),
+        encrypt=encrypt,
     )
+
+
+def encryption(before: ClusterConfig | None, wanted: bool | None) -> bool:
+    """Chosen when a cluster is made: pods that run and those to come must speak the same. None: as it is."""
+    if before is None:
+        return bool(wanted)
+    if wanted is not None and wanted != before.encrypt:
+        has = "has" if before.encrypt else "was made without"
+        raise UserError(
+            f"--{'' if wanted else 'no-'}encrypt: cluster {before.name!r} {has} encryption between hosts",
+            hint="It is chosen when a cluster is made: `slurmlet down --purge` first, or make another one.",
+        )
+    return before.encrypt
 
 
 def now() -> str:

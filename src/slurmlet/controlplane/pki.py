@@ -1,7 +1,8 @@
 """Four certificate authorities and what they sign, so that each door opens to its own callers only.
 
 `ca` (API server and its clients), `etcd-ca` (etcd and its one client), `hub-ca` (the hub, the API server as its caller,
-runners), `front-proxy-ca` (the API server where it speaks for others to an aggregated API). A key never leaves `pki/`;
+runners), `front-proxy-ca` (the API server where it speaks for others to an aggregated API); and a fifth, `overlay-ca`, in a
+cluster that encrypts what pods say between hosts. A key never leaves `pki/`, but for that of the overlay's one certificate;
 authorities and the service-account key outlive `down`, leaves are made again when the host's names change or their end
 is near.
 """
@@ -26,6 +27,7 @@ from slurmlet.base.files import private_dir, write_json, write_private
 from slurmlet.controlplane.components import FRONT_PROXY
 
 AUTHORITIES = ("ca", "etcd-ca", "hub-ca", "front-proxy-ca")
+OVERLAY_CA = "overlay-ca"
 ENCRYPTION = "encryption.json"
 OVERLAY = "overlay.key"
 HUB_DNS_NAME = "hub.slurmlet"
@@ -63,7 +65,7 @@ class Leaf:
         return dns + [x509.IPAddress(ip) for ip in ips]
 
 
-def leaves(host: str, addresses: Sequence[str], service_range: str) -> list[Leaf]:
+def leaves(host: str, addresses: Sequence[str], service_range: str, *, encrypt: bool = False) -> list[Leaf]:
     """Every certificate of a cluster, as ARCHITECTURE.md names them."""
     here = ("127.0.0.1", *addresses)
     first_service = str(next(ipaddress.ip_network(service_range).hosts()))
@@ -92,6 +94,8 @@ def leaves(host: str, addresses: Sequence[str], service_range: str) -> list[Leaf
         Leaf("coredns", "hub-ca", COREDNS_NAME, server=True, dns=(COREDNS_NAME,)),
         Leaf("dns", "ca", "slurmlet:dns", client=True),
         Leaf("front-proxy-client", "front-proxy-ca", FRONT_PROXY, client=True),
+        # Of an authority that signs nothing else: a netd trusts whoever has a certificate of it.
+        *[Leaf("netd", OVERLAY_CA, "slurmlet:netd", server=True, client=True)] * encrypt,
     ]  # fmt: skip
 
 
@@ -100,7 +104,7 @@ def ensure(pki: Path, wanted: Sequence[Leaf]) -> list[str]:
     private_dir(pki)
     made: list[str] = []
     signers: dict[str, tuple[x509.Certificate, ec.EllipticCurvePrivateKey]] = {}
-    for name in AUTHORITIES:
+    for name in dict.fromkeys((*AUTHORITIES, *(leaf.ca for leaf in wanted))):
         pair = _load(pki, name)
         if pair is None or not _lasts(pair[0], _LEAF_DAYS):
             pair = _make_authority(pki, name)

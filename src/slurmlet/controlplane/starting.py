@@ -62,6 +62,7 @@ def up(
     partitions: Sequence[str] = (),
     address: str | None = None,
     wanted: ranges.Wanted = ranges.Wanted(),  # noqa: B008 - frozen
+    encrypt: bool | None = None,
     timeout_s: float = 120.0,
     steps: Steps | None = None,
 ) -> Started:
@@ -75,8 +76,9 @@ def up(
             config = configs.load_existing(files)
             _check_same(config, partitions)
             ranges.choose((), wanted, ranges.Ranges(config.pod_range, config.service_range))
+            configs.encryption(config, encrypt)
         else:
-            config = _prepare_and_spawn(files, partitions, address, wanted, steps)
+            config = _prepare_and_spawn(files, _Asked(partitions, address, wanted, encrypt), steps)
         try:
             nodes = _wait_until_usable(files, steps, timeout_s)
         except BaseException:
@@ -95,21 +97,27 @@ def _check_same(config: ClusterConfig, partitions: Sequence[str]) -> None:
         )
 
 
-def _prepare_and_spawn(
-    files: ClusterFiles, partitions: Sequence[str], address: str | None, wanted: ranges.Wanted, steps: Steps
-) -> ClusterConfig:
+@dataclass(frozen=True)
+class _Asked:
+    """What the person said about the cluster; what was left out stays as it is, or is chosen."""
+
+    partitions: Sequence[str]
+    address: str | None
+    ranges: ranges.Wanted
+    encrypt: bool | None
+
+
+def _prepare_and_spawn(files: ClusterFiles, asked: _Asked, steps: Steps) -> ClusterConfig:
     from slurmlet.upstream.locating import ensure
 
     binaries = ensure([*BINARIES, "kubectl"])
     with steps.step("keys, ports and configuration"):
-        config = prepare(files, binaries, partitions, address, wanted)
+        config = prepare(files, binaries, asked)
     _spawn(files, binaries)
     return config
 
 
-def prepare(
-    files: ClusterFiles, binaries: Path, partitions: Sequence[str], address: str | None, wanted: ranges.Wanted
-) -> ClusterConfig:
+def prepare(files: ClusterFiles, binaries: Path, asked: _Asked) -> ClusterConfig:
     """Everything the supervisor and the hub read."""
     # cryptography takes 0.1 s to import: `status` and the supervisor need none of it.
     from slurmlet.controlplane import packing, pki
@@ -123,11 +131,12 @@ def prepare(
         kubernetes=run([str(binaries / "kube-apiserver"), "--version"]).stdout.split()[-1],
         host=host_name(),
         addresses=addresses,
-        api_address=advertised_address(addresses, address),
-        partitions=partitions,
-        ranges=ranges.choose(routed_networks(), wanted, kept),
+        api_address=advertised_address(addresses, asked.address),
+        partitions=asked.partitions,
+        ranges=ranges.choose(routed_networks(), asked.ranges, kept),
+        encrypt=configs.encryption(before, asked.encrypt),
     )
-    pki.ensure(files.pki, pki.leaves(config.host, addresses, config.service_range))
+    pki.ensure(files.pki, pki.leaves(config.host, addresses, config.service_range, encrypt=config.encrypt))
     config.save(files)
     kubeconfigs.write_all(files, config)
     networkfiles.write_all(files, config)

@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 from slurmlet.runner.loop import Loop, Timer
 from slurmlet.runner.network import addresses
-from slurmlet.runner.network.overlay import Announcement, Overlay
+from slurmlet.runner.network.overlay import Announcement, Key, Overlay
 from slurmlet.runner.network.relaying import reset
+from slurmlet.runner.network.sealing.sealer import Sealer
 from slurmlet.runner.network.setup import Setup
 
 _PATIENCE_S = 1.0
@@ -24,18 +25,26 @@ class Accepting:
     """Listens for `port` of the gateway's address; `host_port` is where, for the tables of all others."""
 
     def __init__(
-        self, loop: Loop, setup: Setup, overlay: Overlay, port: int, wanted_port: int, came: OnConnection
+        self,
+        loop: Loop,
+        setup: Setup,
+        overlay: Overlay,
+        port: int,
+        wanted_port: int,
+        came: OnConnection,
+        sealer: Sealer | None = None,
     ) -> None:
         self._loop, self._setup, self._overlay, self._port, self._came = loop, setup, overlay, port, came
-        self._aside: dict[tuple[int, int], tuple[socket.socket, Timer]] = {}
+        self._sealer = sealer
+        self._aside: dict[Key, tuple[socket.socket, Timer]] = {}
         self._socket = _listen(addresses.text(setup.host_ip), wanted_port)
         self.host_port = int(self._socket.getsockname()[1])
         loop.reading(self._socket.fileno(), self._readable)
 
-    def announced(self, key: tuple[int, int], what: Announcement) -> None:
+    def announced(self, key: Key, what: Announcement) -> None:
         """For the overlay's on_announced: somebody that waits may be known now."""
         held = self._aside.get(key)
-        if held is not None and what.port == self._port:
+        if held is not None:
             del self._aside[key]
             held[1].cancel()
             self._loop.forget(held[0].fileno())
@@ -49,7 +58,7 @@ class Accepting:
         except OSError:
             return
         connection.setblocking(False)
-        key = (addresses.number(host), port)
+        key = (addresses.number(host), port, self._port)
         what = self._overlay.claim(*key)
         if what is not None:
             self._welcome(connection, what)
@@ -60,12 +69,19 @@ class Accepting:
             reset(connection)
 
     def _welcome(self, connection: socket.socket, what: Announcement) -> None:
-        if (what.ip, what.port) == (self._setup.ip, self._port):
+        def sealed(plain: socket.socket | None, _code: int) -> None:
+            if plain is not None and self._sealer is not None:
+                self._sealer.opened(plain)
+                self._came(plain, what)
+
+        if (what.ip, what.port) != (self._setup.ip, self._port):
+            reset(connection)
+        elif self._sealer is None:
             self._came(connection, what)
         else:
-            reset(connection)
+            self._sealer.server(connection, sealed)
 
-    def _refuse(self, key: tuple[int, int]) -> None:
+    def _refuse(self, key: Key) -> None:
         held = self._aside.pop(key, None)
         if held is not None:
             reset(held[0])

@@ -31,7 +31,10 @@ from slurmlet.runner.network import addresses, overlay
 from slurmlet.runner.network.dialling import Dialler
 from slurmlet.runner.network.overlay import Overlay
 from slurmlet.runner.network.ports.hostports import Door, HostPorts, named
+from slurmlet.runner.network.sealing import contexts
+from slurmlet.runner.network.sealing.sealer import Sealer
 from slurmlet.runner.network.setup import FAST
+from slurmlet.runner.network.slow.links import Links
 from slurmlet.runner.network.slow.udpendpoint import UdpEndpoint
 from slurmlet.runner.network.tables import Tables
 
@@ -50,15 +53,16 @@ class Gateway:
         earlier = read_json(files.gateway) or {}
         self._tables = Tables(setup)
         udp = overlay.open_socket(setup.host_ip, int(earlier.get("overlay_port", 0)))
+        self._links: Links | None = None
         self._overlay = Overlay(loop, setup, self._tables, udp)
-        dialler = Dialler(loop, setup, self._tables, self._overlay)
+        sealer = self._sealer()
+        dialler = Dialler(loop, setup, self._tables, self._overlay, sealer)
         context = tlsclient.context(HubAccess(files).hub_ca, *map(str, HubAccess(files).chain))
         self._resolver = Resolver(loop, settings.dns_port, context)
         endpoint = UdpEndpoint(self._overlay, self._tables, setup, setup.ip)
         self._dns = DnsServer(loop, self._resolver, endpoint)
-        self._tcp = Accepting(
-            loop, setup, self._overlay, PORT, int(earlier.get("tcp_port", 0)), self._dns.connection
-        )
+        tcp_port = int(earlier.get("tcp_port", 0))
+        self._tcp = Accepting(loop, setup, self._overlay, PORT, tcp_port, self._dns.connection, sealer)
         self._balancers = Balancers(settings, self._tables)
         self._host_ports = HostPorts(
             loop, setup, self._tables, self._overlay, dialler.dial,
@@ -79,6 +83,14 @@ class Gateway:
         self._loop.later(_COUNT_EVERY_S, self._count)
 
     # The overlay.
+
+    def _sealer(self) -> Sealer | None:
+        setup = self._settings.setup
+        if setup.tls is None:
+            return None
+        made = Sealer(self._loop, contexts.make(setup.tls, str(self._settings.files.run)))
+        self._links = Links(self._loop, setup, self._overlay, made)
+        return made
 
     def _listens(self, ip: int, port: int) -> int | None:
         return self._tcp.host_port if (ip, port) == (self._settings.setup.ip, PORT) else None
@@ -122,6 +134,7 @@ class Gateway:
             **{f"host_ports_{name}": value for name, value in self._host_ports.counts.items()},
             **{f"dns_{name}": value for name, value in self._resolver.counts.items()},
             "overlay_dropped": self._overlay.dropped,
+            **({f"links_{name}": value for name, value in self._links.counts.items()} if self._links else {}),
         }
         self._say("network-counts", counts=counts)
         self._loop.later(_COUNT_EVERY_S, self._count)

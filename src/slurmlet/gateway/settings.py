@@ -12,7 +12,7 @@ from slurmlet.base.errors import SlurmletError
 from slurmlet.base.files import read_json
 from slurmlet.base.layout import ClusterFiles
 from slurmlet.runner.network import addresses
-from slurmlet.runner.network.setup import Setup
+from slurmlet.runner.network.setup import Setup, Tls
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,11 @@ def load(directory: Path) -> Settings:
         node="",
         host_ip=addresses.number(config["api_address"]),
         host_ports=[],
+        tls=_tls(files) if config.get("encrypt") else None,
     )
     known = (config["api_address"], *config.get("addresses", ()))
     return Settings(files, setup, tuple(dict.fromkeys(known)))
+
+
+def _tls(files: ClusterFiles) -> Tls:
+    return Tls(*((files.pki / name).read_text() for name in ("overlay-ca.crt", "netd.crt", "netd.key")))

@@ -76,4 +76,10 @@ def _network(files: ClusterFiles, config: dict[str, Any]) -> PodNetwork | None:
     key = files.pki / "overlay.key"
     if not config.get("pod_range") or not key.exists():
         return None
-    return PodNetwork(config["pod_range"], config["service_range"], key.read_text().strip())
+    tls = _tls(files) if config.get("encrypt") else None
+    return PodNetwork(config["pod_range"], config["service_range"], key.read_text().strip(), tls)
+
+
+def _tls(files: ClusterFiles) -> dict[str, str]:
+    names = {"ca": "overlay-ca.crt", "cert": "netd.crt", "key": "netd.key"}
+    return {field: (files.pki / name).read_text() for field, name in names.items()}

@@ -22,7 +22,7 @@ from slurmlet.hub.tools import Tools
 from slurmlet.model import admission
 from slurmlet.model.downward import Place
 from slurmlet.model.plan import PlannedImage, Setting, check_containers, check_sources, pod_plan
-from slurmlet.model.podnetwork import uses_host_network
+from slurmlet.model.podnetwork import joins_from_host, uses_host_network
 from slurmlet.model.sources import MissingSource, Sources
 
 log = logging.getLogger(__name__)
@@ -134,7 +134,12 @@ async def setting_of(tools: Tools, state: PodState, sources: Sources) -> Setting
 
 async def _place(tools: Tools, state: PodState) -> None:
     """Give the pod an address of its own, if it is to have one. Raises NoAddressLeft."""
-    if tools.network is None or uses_host_network(state.pod) or state.place is None:
+    if tools.network is None or state.place is None:
+        return
+    # Where encryption was asked for, nobody may connect past it.
+    if joins_from_host(state.pod) and tools.network.cluster.tls is None:
+        state.place = replace(state.place, overlay_ip=tools.network.address(state.pod))
+    if uses_host_network(state.pod):
         return
     state.place = replace(state.place, own_ip=tools.network.address(state.pod))
     # The plan carries the policies that hold for the pod: none may be missed because this hub is new.

@@ -100,6 +100,8 @@ class PodWorker:
 
     def placed(self, ip: str) -> None:
         """The runner told the address it has: news to a hub that was started anew."""
+        if uses_host_network(self.state.pod):
+            return
         if self.state.place is not None and self.state.place.own_ip != ip:
             self.state.place = replace(self.state.place, own_ip=ip)
             self._wake.set()

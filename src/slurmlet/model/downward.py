@@ -28,6 +28,8 @@ class Place:
     node_memory_bytes: int = 0
     # "": the pod has the network of its host; None: an address of its own, not known yet.
     own_ip: str | None = ""
+    # By which others know a pod of its host's network that takes part in the pod network; nobody is shown it.
+    overlay_ip: str = ""
 
     @property
     def pod_ip(self) -> str:

@@ -79,12 +79,12 @@ def pod_plan(pod: Obj, setting: Setting) -> dict[str, Any]:
 def _network(pod: Obj, setting: Setting) -> dict[str, Any]:
     network = setting.network
     dns_ip = network.dns_ip if network is not None else ""
-    # A pod of the host's network that asks for the cluster's DNS gets what it asks for, though its server is out of reach.
     resolver = resolv_conf_plan(pod, dns_ip)
-    if network is None or uses_host_network(pod):
+    place = setting.place
+    if network is None or (uses_host_network(pod) and not place.overlay_ip):
         return {"network": None, "resolv_conf": resolver}
     return {
-        "network": network_plan(pod, network, setting.place.pod_ip, setting.policy),
+        "network": network_plan(pod, network, place.overlay_ip or place.pod_ip, setting.policy),
         "resolv_conf": resolver,
     }
 

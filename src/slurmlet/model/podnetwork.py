@@ -20,6 +20,8 @@ class PodNetwork:
     service_range: str
     # Hex; whoever has it can speak as any pod of the cluster.
     key: str = field(repr=False)
+    # PEM texts of `ca`, `cert` and `key`, where encryption between hosts was asked for.
+    tls: Mapping[str, str] | None = field(default=None, repr=False)
 
     @property
     def gateway_ip(self) -> str:
@@ -54,16 +56,24 @@ def uses_host_network(pod: Obj) -> bool:
     return bool(pod["spec"].get("hostNetwork"))
 
 
+def joins_from_host(pod: Obj) -> bool:
+    """On its host's network, but it asks for the cluster's names: then it also gets a way to what they name."""
+    return uses_host_network(pod) and pod["spec"].get("dnsPolicy") == "ClusterFirstWithHostNet"
+
+
 def network_plan(pod: Obj, network: PodNetwork, ip: str, policy: Obj | None) -> dict[str, Any]:
     """docs/network.md, PodPlan.network."""
+    from_host = joins_from_host(pod)
     return {
         "ip": ip,
+        "from_host": from_host,
         "pod_range": network.pod_range,
         "service_range": network.service_range,
         "key": network.key,
+        "tls": dict(network.tls) if network.tls is not None else None,
         "node": pod["spec"].get("nodeName", ""),
         "gateway": network.gateway_ip,
-        "host_ports": host_ports(pod),
+        "host_ports": [] if from_host else host_ports(pod),
         "policy": policy,
     }
 

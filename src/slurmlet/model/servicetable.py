@@ -27,6 +27,9 @@ class Endpoint(NamedTuple):
     ready: bool
     # Terminating, but still answering: used where there is nobody else.
     fallback: bool
+    # Whose clients it is meant for (the Service's trafficDistribution, as the endpoint slice controller worked it out).
+    for_nodes: tuple[str, ...] = ()
+    for_zones: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -43,8 +46,9 @@ def service_key(slice_: Obj) -> tuple[str, str] | None:
     return (slice_["metadata"]["namespace"], name) if name else None
 
 
-def entries(service: Obj, slices: Iterable[Obj]) -> Entries:
-    found = Entries()
+def entries(service: Obj, slices: Iterable[Obj], zones: Mapping[str, str] | None = None) -> Entries:
+    """`zones`: of every node that has one."""
+    found, zones = Entries(), zones or {}
     addresses = cluster_ips(service)
     if not addresses:
         return found
@@ -54,15 +58,15 @@ def entries(service: Obj, slices: Iterable[Obj]) -> Entries:
     for port in spec.get("ports") or ():
         protocol = (port.get("protocol") or "TCP").lower()
         backends = by_port.get((port.get("name") or "", protocol), [])
-        anywhere = _target(service, backends, local=False)
+        anywhere = _target(service, backends, zones, local=False)
         # From inside the cluster an outside address is as good as the Service's own, wherever its backends are.
         for ip in outside:
             found.services[f"{ip} {protocol} {port['port']}"] = anywhere
-        inside = _target(service, backends, local=spec.get("internalTrafficPolicy") == "Local")
+        inside = _target(service, backends, zones, local=spec.get("internalTrafficPolicy") == "Local")
         for ip in addresses:
             found.services[f"{ip} {protocol} {port['port']}"] = inside
         if port.get("nodePort"):
-            found.node_ports[f"{protocol} {port['nodePort']}"] = external_target(service, backends)
+            found.node_ports[f"{protocol} {port['nodePort']}"] = external_target(service, backends, zones)
     return found
 
 
@@ -73,12 +77,12 @@ def balancer_targets(service: Obj, slices: Iterable[Obj]) -> dict[tuple[str, int
     for port in service["spec"].get("ports") or ():
         protocol = (port.get("protocol") or "TCP").lower()
         backends = by_port.get((port.get("name") or "", protocol), [])
-        found[protocol, int(port["port"])] = _target(service, backends, local=False)
+        found[protocol, int(port["port"])] = _target(service, backends, None, local=False)
     return found
 
 
-def external_target(service: Obj, backends: list[Endpoint]) -> Target:
-    return _target(service, backends, local=service["spec"].get("externalTrafficPolicy") == "Local")
+def external_target(service: Obj, backends: list[Endpoint], zones: Mapping[str, str]) -> Target:
+    return _target(service, backends, zones, local=service["spec"].get("externalTrafficPolicy") == "Local")
 
 
 def asks_for(service: Obj, protocol: str, port: int) -> bool:
@@ -117,13 +121,41 @@ def _is_ipv4(text: str) -> bool:
         return False
 
 
-def _target(service: Obj, backends: list[Endpoint], *, local: bool) -> Target:
+def _target(
+    service: Obj, backends: list[Endpoint], zones: Mapping[str, str] | None, *, local: bool
+) -> Target:
     usable = list(_usable_per_node(backends)) if local else _usable(backends)
-    return {
+    made: Target = {
         "to": [[one.ip, one.port, one.node] for one in usable],
         "affinity_s": _affinity_s(service["spec"]),
         "local": local,
     }
+    near = {} if local or zones is None else _near(usable, zones)
+    return {**made, "near": near} if near else made
+
+
+def _near(usable: list[Endpoint], zones: Mapping[str, str]) -> dict[str, list[int]]:
+    """Places in `usable` of those that clients on a node keep to, for each node that does not take all of them.
+
+    Hints count only where every ready backend has one, and for a node (then its zone) that is named at all.
+    """
+    if not all(one.ready for one in usable):
+        return {}
+    near: dict[str, list[int]] = {}
+    if all(one.for_zones for one in usable):
+        by_zone = _places(one.for_zones for one in usable)
+        near = {node: by_zone[zone] for node, zone in zones.items() if zone in by_zone}
+    if all(one.for_nodes for one in usable):
+        near |= _places(one.for_nodes for one in usable)
+    return {node: places for node, places in near.items() if len(places) < len(usable)}
+
+
+def _places(hints: Iterable[tuple[str, ...]]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = defaultdict(list)
+    for place, names in enumerate(hints):
+        for name in dict.fromkeys(names):
+            found[name].append(place)
+    return found
 
 
 def _affinity_s(spec: Obj) -> int:
@@ -166,12 +198,15 @@ def _add(known: dict[tuple[str, int], Endpoint], raw: Obj, port: int) -> None:
         return
     conditions = raw.get("conditions") or {}
     terminating = bool(conditions.get("terminating"))
+    hints = raw.get("hints") or {}
     made = Endpoint(
         raw["addresses"][0],
         port,
         raw.get("nodeName") or "",
         ready=conditions.get("ready") is not False,
         fallback=terminating and conditions.get("serving") is not False,
+        for_nodes=tuple(one["name"] for one in hints.get("forNodes") or ()),
+        for_zones=tuple(one["name"] for one in hints.get("forZones") or ()),
     )
     key = (made.ip, made.port)
     # A pod that moves between slices is in both for a moment, and so is one whose address was given anew: the one that

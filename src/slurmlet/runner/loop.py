@@ -59,6 +59,12 @@ class Loop:
         """Readable when a descriptor has news."""
         return self._epoll.fileno()
 
+    def close(self) -> None:
+        """For whoever goes on without it; a process that ends needs no such thing."""
+        self._epoll.close()
+        os.close(self._woken)
+        os.close(self._wake)
+
     # File descriptors: one callback for each direction.
 
     def reading(self, fd: int, callback: Optional[Callback]) -> None:

@@ -29,11 +29,12 @@ class Request:
     keep_logs: str = ""
     verbose: bool = False
     timeout_s: float = DEFAULT_TIMEOUT_S
+    encrypt: bool = False
 
     def inner_words(self) -> list[str]:
         """The same request for the processes inside the job, which need no options of srun's."""
         words = [f"--manifest={one}" for one in self.manifests] + [f"--image={one}" for one in self.images]
-        words += ["--wait"] * self.wait + ["--verbose"] * self.verbose
+        words += ["--wait"] * self.wait + ["--verbose"] * self.verbose + ["--encrypt"] * self.encrypt
         words += [f"--keep-logs={self.keep_logs}"] if self.keep_logs else []
         return [*words, f"--timeout={self.timeout_s:g}", "--", *self.command]
 
@@ -60,11 +61,12 @@ def parse(words: Sequence[str]) -> Request:
         keep_logs=ours["keep-logs"][-1] if ours["keep-logs"] else "",
         verbose=bool(ours["verbose"]),
         timeout_s=timeout_s,
+        encrypt=bool(ours["encrypt"]),
     )
 
 
 _WITH_VALUE = ("manifest", "image", "keep-logs", "timeout")
-_FLAGS = {"--wait": "wait", "--verbose": "verbose", "-v": "verbose"}
+_FLAGS = {"--wait": "wait", "--encrypt": "encrypt", "--verbose": "verbose", "-v": "verbose"}
 
 
 def _split(words: Sequence[str]) -> tuple[dict[str, list[str]], list[str], list[str]]:

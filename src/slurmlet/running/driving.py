@@ -89,7 +89,7 @@ class Driver:
         hosts = expand(self._task.hosts)
         progress.tell(f"allocation: Slurm job {self._task.job_id} on {', '.join(hosts)}")
         binaries = ensure([*BINARIES, "kubectl"])
-        config = starting.prepare(files, binaries)
+        config = starting.prepare(files, binaries, encrypt=self._request.encrypt)
         self._supervisor = starting.start_supervisor(files, binaries)
         progress.tell("keys and configuration")
         starting.equip_hosts(files, hosts)

@@ -39,7 +39,7 @@ class Progress:
             say(f"  {time.monotonic() - self._began_s:5.2f} s  {what}")
 
 
-def prepare(files: ClusterFiles, binaries: Path) -> ClusterConfig:
+def prepare(files: ClusterFiles, binaries: Path, *, encrypt: bool = False) -> ClusterConfig:
     """Everything that the components read."""
     from slurmlet.base import addressing
     from slurmlet.controlplane import config as configs
@@ -56,9 +56,10 @@ def prepare(files: ClusterFiles, binaries: Path) -> ClusterConfig:
         api_address=addressing.advertised_address(addresses),
         partitions=(),
         ranges=ranges.choose(addressing.routed_networks(), ranges.Wanted()),
+        encrypt=encrypt,
     )
     config = dataclasses.replace(config, partitions=(), ephemeral=True)
-    pki.ensure(files.pki, pki.leaves(config.host, addresses, config.service_range))
+    pki.ensure(files.pki, pki.leaves(config.host, addresses, config.service_range, encrypt=encrypt))
     config.save(files)
     kubeconfigs.write_all(files, config)
     networkfiles.write_all(files, config)

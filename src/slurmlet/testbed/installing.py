@@ -46,9 +46,12 @@ def link_upstream(paths: Paths) -> bool:
         there.unlink(missing_ok=True)
         _link_or_copy(program, there)
         changed = True
-    # Not in `install`: every testbed has a directory of its own here, and the hosts have no compiler.
-    compiling.provide(target)
     return changed
+
+
+def lay_library_ready(paths: Paths) -> None:
+    """netd's library, compiled here: the hosts have no compiler. Every testbed has a directory of its own for it."""
+    compiling.provide(paths.opt / "upstream")
 
 
 def _same_file(one: Path, other: Path) -> bool:

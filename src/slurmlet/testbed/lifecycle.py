@@ -70,6 +70,7 @@ def _converge(paths: Paths, plan: Plan, steps: Steps) -> _Changes:
     if fresh:
         _prepare(paths, plan)
     linked = installing.link_upstream(paths)
+    installing.lay_library_ready(paths)
     with _quick(steps, "Booting hosts", not fresh):
         booted = _boot_missing(paths, plan)
     with ThreadPoolExecutor(max_workers=plan.nodes + 3) as pool:
@@ -218,5 +219,6 @@ def reinstall(*, paths: Paths | None = None, quiet: bool = False) -> bool:
     bed = Testbed.running(paths)
     with locked(bed.paths.lock):
         linked = installing.link_upstream(bed.paths)
+        installing.lay_library_ready(bed.paths)
         with Steps(quiet=quiet).step("Installing slurmlet for the testbed's users"):
             return installing.install(bed.paths, bed.plan) or linked

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
-from slurmlet.hub.links import RunnerLink
+from slurmlet.hub.links import GATEWAY, RunnerLink
 from slurmlet.hub.network.allocating import Addresses
 from slurmlet.hub.network.balancing import Balancer
 from slurmlet.hub.network.board import PODS, Board
@@ -40,7 +40,7 @@ MESSAGES = frozenset({"attached", "listeners", "network-counts", "ports-taken"})
 # How long a new hub waits for runners of pods it knows of before it tells the others, who know where they are, that they
 # are nowhere. A runner dials again within 6.5 s.
 _SETTLE_S = 8.0
-_FAST = "fast"
+_FAST, _PACKETS, _HOST = "fast", "packets", "host"
 
 
 class Network:
@@ -80,8 +80,8 @@ class Network:
         # By address, what runners said of ports.
         self._listening: dict[str, dict[str, int]] = {}
         self.gateway: RunnerLink | None = None
-        # Pods that may have a runner which has yet to say where they are.
-        self._expected: set[PodUid] = set()
+        # Pods that may have a runner which has yet to say where they are; and the gateway, without which there is no DNS.
+        self._expected: set[PodUid] = {GATEWAY}
         self._settled = asyncio.Event()
         self._pods_synced = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
@@ -189,7 +189,8 @@ class Network:
 
     def _tell_mode(self, pod: Obj, message: Obj) -> None:
         mode, why = str(message.get("mode")), str(message.get("why") or "")
-        if mode != _FAST:
+        # Packets are how encryption is done; a pod is on its host's network because it asked for that.
+        if mode != (_FAST if self.cluster.tls is None else _PACKETS) and (mode != _HOST or why):
             text = f"the pod's network is in mode {mode!r} on its host: {why or 'something is missing there'}"
             self._events.pod_event(pod, "Warning", "NetworkMode", text)
 

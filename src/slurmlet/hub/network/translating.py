@@ -12,6 +12,8 @@ from slurmlet.kube.reflecting import Reflector
 from slurmlet.model.servicetable import entries, service_key
 
 SLICES = "/apis/discovery.k8s.io/v1/endpointslices"
+_NODES = "/api/v1/nodes"
+_ZONE = "topology.kubernetes.io/zone"
 Obj = dict[str, Any]
 Key = tuple[str, str]
 
@@ -32,9 +34,26 @@ class Translator:
         self.on_translated: Callable[[Iterable[Key]], None] = lambda _keys: None
         self.synced = asyncio.Event()
         self._reflector = Reflector(client, SLICES, self.slice_changed, on_synced=self.synced.set)
+        # Zones only move traffic, so nobody waits for them.
+        self._zones: dict[str, str] = {}
+        self._node_reflector = Reflector(client, _NODES, self.node_changed)
 
     async def run(self) -> None:
-        await self._reflector.run()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._reflector.run(), name="endpoint slices")
+            tasks.create_task(self._node_reflector.run(), name="zones of nodes")
+
+    def node_changed(self, obj: Obj, gone: bool) -> None:
+        name = obj["metadata"]["name"]
+        zone = "" if gone else (obj["metadata"].get("labels") or {}).get(_ZONE, "")
+        if zone == self._zones.get(name, ""):
+            return
+        if zone:
+            self._zones[name] = zone
+        else:
+            del self._zones[name]
+        for key in self.services:
+            self._later(key)
 
     def slices(self, key: Key) -> list[Obj]:
         return list(self._slices.get(key, {}).values())
@@ -70,7 +89,7 @@ class Translator:
         due, self._due = self._due, set()
         for key in due:
             service = self.services.get(key)
-            found = entries(service, self.slices(key)) if service is not None else None
+            found = entries(service, self.slices(key), self._zones) if service is not None else None
             wanted = {(SERVICES, name): target for name, target in (found.services if found else {}).items()}
             wanted |= {
                 (NODE_PORTS, name): target for name, target in (found.node_ports if found else {}).items()

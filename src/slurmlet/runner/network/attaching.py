@@ -19,7 +19,7 @@ from slurmlet.runner.loop import Loop
 from slurmlet.runner.network import addresses, namespaces, overlay
 from slurmlet.runner.network.channel import Channel
 from slurmlet.runner.network.fast import filtering
-from slurmlet.runner.network.setup import FAST, NO_NETNS, PACKETS, Setup, from_plan
+from slurmlet.runner.network.setup import FAST, FROM_HOST, NO_NETNS, PACKETS, Setup, from_plan
 from slurmlet.runner.network.tablelog import TableLog
 from slurmlet.runner.networks import Cancel, OnDialled, dial_host
 from slurmlet.runner.resolving import resolv_conf
@@ -49,7 +49,14 @@ class PodNetwork:
         self._parts, self._plan = parts, plan
         self._setup: Setup = from_plan(plan["network"], host_ip)
         directory = parts.scratch.private_dir("network")
-        self._space, self.mode, self.why = _choose(self._setup, directory)
+        # By which other netds know this one; where the pod has its host's network it is shown to nobody.
+        self._overlay_ip = addresses.text(self._setup.ip)
+        if plan["network"].get("from_host"):
+            self._setup = self._setup._replace(ip=self._setup.host_ip)
+            self._space, self.mode, self.why = None, FROM_HOST, _no_filter(self._setup)
+        else:
+            self._space, self.mode, self.why = _choose(self._setup, directory)
+        self._contexts = _contexts(self._setup, directory)
         self.sysfs = self._space.sysfs if self._space is not None else ""
         self._journal = os.path.join(directory, "journal")
         self._overlay = overlay.open_socket(self._setup.host_ip)
@@ -81,7 +88,8 @@ class PodNetwork:
     def resolv_conf(self) -> str:
         plan = self._plan.get("resolv_conf")
         text = resolv_conf(plan)
-        if self.mode == NO_NETNS and plan is not None and plan.get("base") is not None:
+        only_tcp = self.mode == NO_NETNS or (self.mode == FROM_HOST and not self.why)
+        if only_tcp and plan is not None and plan.get("base") is not None:
             # Only TCP is translated there: glibc and Go then ask the cluster's DNS by TCP. (musl knows no such option.)
             text += "options use-vc\n"
         return text
@@ -93,8 +101,8 @@ class PodNetwork:
     def _enter(self) -> None:
         if self._space is not None:
             linux.setns(self._space.netns_fd, linux.CLONE_NEWNET)
-        if self.mode != PACKETS:
-            listener = filtering.install(no_netns=self.mode == NO_NETNS)
+        if self.mode != PACKETS and not (self.mode == FROM_HOST and self.why):
+            listener = filtering.install(from_host=self.mode == FROM_HOST)
             socket.send_fds(self._births_end, [b"l"], [listener])
 
     def connect(self, address: str, port: int, timeout_s: float) -> socket.socket:
@@ -112,6 +120,8 @@ class PodNetwork:
         return _Dialling(loop, self._ask(address, port), done).cancel
 
     def _is_own(self, address: str) -> bool:
+        if self.mode == FROM_HOST:
+            return False
         return address in (self.address(), "::1", "localhost") or address.startswith("127.")
 
     def _ask(self, address: str, port: int) -> socket.socket:
@@ -134,7 +144,7 @@ class PodNetwork:
         self._parts.say(
             wire.control(
                 "attached",
-                ip=self.address(),
+                ip=self._overlay_ip,
                 overlay_port=self._overlay.getsockname()[1],
                 mode=self.mode,
                 why=self.why,
@@ -156,6 +166,7 @@ class PodNetwork:
                 daemon.Start(
                     *(self._setup, self.mode, *ends, self._space, self._journal, dict(self._listeners)),
                     self._parts.libraries,
+                    self._contexts,
                 )
             )
 
@@ -269,9 +280,22 @@ def _listen(directory: str, name: str) -> socket.socket:
     return made
 
 
+def _contexts(setup: Setup, directory: str) -> Any:
+    if setup.tls is None:
+        return None
+    from slurmlet.runner.network.sealing import contexts
+
+    return contexts.make(setup.tls, directory)
+
+
+def _no_filter(setup: Setup) -> str:
+    """Why there can be no fast path, or "". It is the kernel's own TCP between hosts, in which nobody can encrypt."""
+    return filtering.missing() if setup.tls is None else "encryption between hosts was asked for"
+
+
 def _choose(setup: Setup, directory: str) -> Any:
-    """(namespace or None, mode, what is missing for the best of them)."""
-    no_filter = filtering.missing()
+    """(namespace or None, mode, why not the best of them)."""
+    no_filter = _no_filter(setup)
     try:
         space: Optional[namespaces.PodNamespace] = namespaces.make(
             addresses.text(setup.ip), os.path.join(directory, "sys")
@@ -281,6 +305,11 @@ def _choose(setup: Setup, directory: str) -> Any:
         space, no_space = None, str(error)
     if space is not None:
         return space, PACKETS if no_filter else FAST, no_filter
+    if setup.tls is not None:
+        raise NoNetwork(
+            f"this node can give a pod no network of its own: {no_space}. Without one nothing that the pod says could be "
+            "encrypted, which this cluster asks for. `slurmlet doctor --node` says more"
+        )
     if no_filter:
         raise NoNetwork(
             f"this node can give a pod no network of its own: {no_space}; {no_filter}. "

@@ -14,7 +14,7 @@ import resource
 import signal
 import socket
 import sys
-from typing import Any, Callable, Dict, NamedTuple, Optional, Set
+from typing import TYPE_CHECKING, Any, Callable, Dict, NamedTuple, Optional, Set
 
 from slurmlet.runner import linux
 from slurmlet.runner.loop import Loop
@@ -23,8 +23,12 @@ from slurmlet.runner.network.channel import Channel
 from slurmlet.runner.network.namespaces import PodNamespace, PodSockets
 from slurmlet.runner.network.overlay import Overlay
 from slurmlet.runner.network.ports.hostports import HostPorts, named
-from slurmlet.runner.network.setup import PACKETS, Setup
+from slurmlet.runner.network.setup import FROM_HOST, PACKETS, Setup
 from slurmlet.runner.network.tables import Tables
+
+if TYPE_CHECKING:
+    from slurmlet.runner.network.sealing.contexts import Contexts
+    from slurmlet.runner.network.sealing.sealer import Sealer
 
 _COUNT_EVERY_S = 30.0
 _COLLECT_AFTER = 20_000
@@ -49,6 +53,8 @@ class Start(NamedTuple):
     listeners: Dict[int, int]
     # Where the native library may be; "": nowhere.
     libraries: str = ""
+    # Where encryption was asked for.
+    contexts: Optional[Contexts] = None
 
 
 def run(start: Start) -> None:
@@ -124,17 +130,12 @@ class _Daemon:
             from slurmlet.runner.network.slow.minitcp import MiniTcp
 
             self._dialler: Any = MiniTcp(
-                loop, setup, tables, overlay, forwarder, self._listeners_changed, sockets
+                *(loop, setup, tables, overlay, forwarder, self._listeners_changed, sockets),
+                sealer=self._sealer(start),
             )
             self._counted["minitcp"] = lambda: self._dialler.counts
         else:
-            from slurmlet.runner.network.fast.native import library
-            from slurmlet.runner.network.fast.substituting import Supervisor
-
-            native = library.load(start.libraries)
-            self._dialler = supervisor = Supervisor(
-                loop, setup, tables, overlay, sockets, self._listeners_changed, start.journal, native
-            )
+            self._dialler = supervisor = self._supervisor(start, sockets)
             self._counted["supervisor"] = lambda: supervisor.counts
             if start.space is not None:
                 forwarder.on_tcp = lambda *first: self._stray(forwarder, *first)
@@ -146,6 +147,30 @@ class _Daemon:
         self._counted["host_ports"] = lambda: self._host_ports.counts
         if self._host_ports.taken:
             self._host_ports.on_taken(self._host_ports.taken)
+
+    def _supervisor(self, start: Start, sockets: Optional[PodSockets]) -> Any:
+        parts = (self._loop, start.setup, self._tables, self._overlay)
+        if start.mode == FROM_HOST:
+            from slurmlet.runner.network.fast.fromhost import HostSupervisor
+
+            return HostSupervisor(*parts, start.journal)
+        from slurmlet.runner.network.fast.native import library
+        from slurmlet.runner.network.fast.substituting import Supervisor
+
+        native = library.load(start.libraries)
+        return Supervisor(*parts, sockets, self._listeners_changed, start.journal, native)
+
+    def _sealer(self, start: Start) -> Optional[Sealer]:
+        if start.contexts is None:
+            return None
+        from slurmlet.runner.network.sealing.sealer import Sealer
+        from slurmlet.runner.network.slow.links import Links
+
+        made = Sealer(self._loop, start.contexts)
+        links = Links(self._loop, start.setup, self._overlay, made)
+        self._counted["links"] = lambda: links.counts
+        self._counted["overlay"] = lambda: {"in_clear": self._overlay.in_clear}
+        return made
 
     def _stray(self, forwarder: Any, packet: bytes, head: Any) -> None:
         """TCP of a program that the filter does not see, a 32-bit one: rare, so nothing is made for it before."""

@@ -9,13 +9,17 @@ from __future__ import annotations
 import errno
 import socket
 import weakref
-from typing import Callable, Dict, Optional, Tuple
+from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Tuple
 
 from slurmlet.runner.loop import Loop, Timer
 from slurmlet.runner.network import addresses
 from slurmlet.runner.network.overlay import DENIED, Announcement, Overlay
 from slurmlet.runner.network.setup import Setup
 from slurmlet.runner.network.tables import Peer, Tables
+
+if TYPE_CHECKING:
+    # Loaded where the cluster asked for encryption, by whoever makes one.
+    from slurmlet.runner.network.sealing.sealer import Sealer
 
 # Gets a connected, non-blocking socket and 0, or None and an errno.
 OnDialled = Callable[[Optional[socket.socket], int], None]
@@ -26,12 +30,15 @@ _IP_BIND_ADDRESS_NO_PORT = 24
 
 
 class Dialler:
-    """Connects to pods, announced as `source_ip`, and to any other address as it is."""
+    """Connects to pods, announced as `source_ip` and sealed where there is a sealer, and to any other address as it is."""
 
-    def __init__(self, loop: Loop, setup: Setup, tables: Tables, overlay: Overlay) -> None:
+    def __init__(
+        self, loop: Loop, setup: Setup, tables: Tables, overlay: Overlay, sealer: Optional[Sealer] = None
+    ) -> None:
         self._loop, self._setup, self._tables, self._overlay = loop, setup, tables, overlay
+        self._sealer = sealer
         # By source port, for as long as the socket lives: a port that is free again may be a stranger's next.
-        self._mine: Dict[int, Tuple[weakref.ref[socket.socket], Announcement]] = {}
+        self._mine: Dict[int, List[Tuple[weakref.ref[socket.socket], Announcement]]] = {}
 
     def dial(self, ip: int, port: int, source_ip: int, done: OnDialled, source_port: int = 0) -> None:
         """`source_port` is what the pod will see; 0: that of the socket."""
@@ -49,13 +56,14 @@ class Dialler:
         else:
             self._connect(peer, known, what, True, done)
 
-    def recall(self, host_source_port: int) -> Optional[Announcement]:
-        """For the overlay's on_whois: what was announced for a connection of ours that is still open."""
-        held = self._mine.get(host_source_port)
-        if held is None:
-            return None
-        alive = held[0]()
-        return held[1] if alive is not None and alive.fileno() >= 0 else None
+    def recall(self, host_source_port: int) -> List[Announcement]:
+        """For the overlay's on_whois: what was announced for connections of ours that are still open."""
+        found = []
+        for made, what in self._mine.get(host_source_port, ()):
+            alive = made()
+            if alive is not None and alive.fileno() >= 0:
+                found.append(what)
+        return found
 
     def _peer(self, ip: int) -> Optional[Peer]:
         if ip == self._setup.ip:
@@ -84,27 +92,33 @@ class Dialler:
             if code == errno.ECONNREFUSED and from_table:
                 # The table may be a moment old: the pod's own netd knows better.
                 self._ask(peer, what, done)
-            else:
+            elif made is None or self._sealer is None:
                 done(made, code)
+            else:
+                self._sealer.client(made, done)
 
         own = addresses.text(self._setup.host_ip)
         connecting = _Connecting(self._loop, (addresses.text(peer.host_ip), host_port), own, ended)
         source_port = connecting.source_port
+        seen = what if what.source_port else what._replace(source_port=source_port)
         if source_port:
-            seen = what if what.source_port else what._replace(source_port=source_port)
-            self._announce(peer, connecting.socket, source_port, seen)
+            self._remember(connecting.socket, source_port, seen)
+            self._announce(peer, source_port, seen)
 
-    def _announce(self, peer: Peer, made: socket.socket, port: int, what: Announcement) -> None:
-        self._mine[port] = (weakref.ref(made, lambda _gone: self._forget(port)), what)
+    def _remember(self, made: socket.socket, port: int, what: Announcement) -> None:
+        others = [held for held in self._mine.get(port, ()) if held[1][2:] != what[2:]]
+        self._mine[port] = [*others, (weakref.ref(made, lambda _gone: self._forget(port)), what)]
+
+    def _announce(self, peer: Peer, port: int, what: Announcement) -> None:
         if what.ip == self._setup.ip:
             self._overlay.expect(self._setup.host_ip, port, what)
         else:
             self._overlay.announce(peer, port, what)
 
     def _forget(self, port: int) -> None:
-        held = self._mine.get(port)
-        if held is not None and held[0]() is None:
-            del self._mine[port]
+        left = [held for held in self._mine.pop(port, ()) if held[0]() is not None]
+        if left:
+            self._mine[port] = left
 
 
 class _Connecting:
@@ -151,3 +165,8 @@ class _Connecting:
 def connect_host(loop: Loop, ip: int, port: int, done: OnDialled) -> None:
     """A plain connection to an address that is no pod's."""
     _Connecting(loop, (addresses.text(ip), port), None, done)
+
+
+def connect_from(loop: Loop, source_ip: int, ip: int, port: int, done: OnDialled) -> None:
+    """The same from this address of ours."""
+    _Connecting(loop, (addresses.text(ip), port), addresses.text(source_ip), done)

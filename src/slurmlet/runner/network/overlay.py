@@ -12,7 +12,7 @@ import os
 import socket
 import struct
 import time
-from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, NamedTuple, Optional, Protocol, Tuple
 
 from slurmlet.runner.loop import Loop, Timer
 from slurmlet.runner.network import addresses
@@ -43,8 +43,22 @@ _EXPECTED_S = 60.0
 _NOTHING: Tuple[None, float] = (None, 0.0)
 _MAX_AT_ONCE = 64
 
+# Which connection: the host and port it comes from, and the pod's port it goes to. A kernel gives one source port to several
+# connections at once, as long as they go to different places.
+Key = Tuple[int, int, int]
 OnAnswer = Callable[[Optional[int]], None]
 OnPacket = Callable[[bytes, int, int], None]
+
+
+class Links(Protocol):
+    """slow/links.py"""
+
+    @property
+    def port(self) -> int:
+        """Where other netds of the cluster connect theirs to."""
+        ...
+
+    def send(self, peer: Peer, packet: bytes) -> None: ...
 
 
 class Announcement(NamedTuple):
@@ -76,20 +90,22 @@ class Overlay:
         self._loop, self._setup, self._tables, self._socket = loop, setup, tables, sock
         self._hash = hashlib.blake2b(digest_size=_TAG_BYTES, key=setup.key)
         # With the time it came; the oldest first.
-        self._expected: Dict[Tuple[int, int], Tuple[Announcement, float]] = {}
+        self._expected: Dict[Key, Tuple[Announcement, float]] = {}
         self._asked: Dict[int, Tuple[OnAnswer, Timer]] = {}
         self._next_number = int.from_bytes(os.urandom(4), "big")
         # Set by the parts that want them.
         # By the address they are for: get an IPv4 packet, and the host and port of the overlay socket that sent it.
         self.receivers: Dict[int, OnPacket] = {}
-        self.on_announced: Callable[[Tuple[int, int], Announcement], None] = lambda _key, _what: None
+        self.on_announced: Callable[[Key, Announcement], None] = lambda _key, _what: None
         # Host port behind a listener of ours on (ip, port), or None.
         self.on_ask: Callable[[int, int], Optional[int]] = lambda _ip, _port: None
         # In its place, for whoever cannot know at once: (ip, port, answer).
         self.on_ask_later: Optional[Callable[[int, int, Callable[[int], None]], None]] = None
-        # Our own connection with this source port, to be announced again.
-        self.on_whois: Callable[[int], Optional[Announcement]] = lambda _port: None
-        self.dropped = 0
+        # Our own connections with this source port, to be announced again.
+        self.on_whois: Callable[[int], Iterable[Announcement]] = lambda _port: ()
+        # In an encrypted cluster: carries packets in our place. Those that come in the clear are dropped then.
+        self.links: Optional[Links] = None
+        self.dropped = self.in_clear = 0
         # Each datagram is read into the same place: a new one of 64 KiB for each would cost more than the rest.
         self._room = bytearray(_MAX_DATAGRAM_BYTES)
         self._view = memoryview(self._room)
@@ -118,7 +134,10 @@ class Overlay:
         self._send(peer, ANNOUNCE, _ANNOUNCE.pack(*what, host_source_port))
 
     def send_packet(self, peer: Peer, packet: bytes) -> None:
-        self._send(peer, PACKET, packet)
+        if self.links is None:
+            self._send(peer, PACKET, packet)
+        else:
+            self.links.send(peer, packet)
 
     def ask(
         self, peer: Peer, ip: int, port: int, on_answer: OnAnswer, source_ip: Optional[int] = None
@@ -157,9 +176,9 @@ class Overlay:
 
     # In.
 
-    def claim(self, host_ip: int, host_source_port: int) -> Optional[Announcement]:
-        """The announcement of a connection that came from this host and port, once."""
-        key = (host_ip, host_source_port)
+    def claim(self, host_ip: int, host_source_port: int, port: int) -> Optional[Announcement]:
+        """The announcement of a connection that came from this host and port to the pod's `port`, once."""
+        key = (host_ip, host_source_port, port)
         if self._native is not None:
             found: Optional[Announcement] = self._native.claim(*key)
             if found is None:
@@ -182,8 +201,9 @@ class Overlay:
             if len(self._expected) < _MAX_EXPECTED and now_s - self._expected[oldest][1] < _EXPECTED_S:
                 break
             del self._expected[oldest]
-        self._expected.pop((host_ip, host_source_port), None)
-        self._expected[(host_ip, host_source_port)] = (what, now_s)
+        key = (host_ip, host_source_port, what.port)
+        self._expected.pop(key, None)
+        self._expected[key] = (what, now_s)
 
     def drain(self) -> None:
         if self._native is not None:
@@ -214,34 +234,40 @@ class Overlay:
             return
         body = bytes(datagram[_HEAD.size : -_TAG_BYTES])
         if kind == PACKET:
-            self._received_packet(body, host_ip, port)
+            if self.links is None:
+                self.deliver(body, host_ip, port)
+            else:
+                self.in_clear += 1
         elif kind == ANNOUNCE:
             *what, source_port = _ANNOUNCE.unpack(body)
             announcement = Announcement(*what)
             self.expect(host_ip, source_port, announcement)
-            self.on_announced((host_ip, source_port), announcement)
+            self.on_announced((host_ip, source_port, announcement.port), announcement)
         elif kind == ASK:
             self._asked_for(Peer(host_ip, port, {}), *_ASK.unpack(body))
         elif kind == ANSWER:
             self._answered(*_ANSWER.unpack(body))
         elif kind == WHOIS:
             source_port, _ = _WHOIS.unpack(body)
-            mine = self.on_whois(source_port)
-            if mine is not None:
+            for mine in self.on_whois(source_port):
                 self.announce(Peer(host_ip, port, {}), source_port, mine)
 
     def _asked_for(self, peer: Peer, number: int, ip: int, port: int, source_ip: int) -> None:
         def answer(host_port: int) -> None:
             self._send(peer, ANSWER, _ANSWER.pack(number, host_port))
 
-        if not self._tables.admits(TCP, source_ip, port):
+        if port == 0:
+            # Nobody's port: where links are made. Policy asks about each packet that comes through.
+            answer(self.links.port if self.links is not None else 0)
+        elif not self._tables.admits(TCP, source_ip, port):
             answer(DENIED)
         elif self.on_ask_later is not None:
             self.on_ask_later(ip, port, answer)
         else:
             answer(self.on_ask(ip, port) or 0)
 
-    def _received_packet(self, packet: bytes, host_ip: int, port: int) -> None:
+    def deliver(self, packet: bytes, host_ip: int, port: int) -> None:
+        """A packet that came from the overlay socket at this host and port."""
         receiver = self.receivers.get(int.from_bytes(packet[16:20], "big"))
         if receiver is None:
             self.dropped += 1

@@ -48,6 +48,13 @@ def allows(rules: Rules, ip: int, protocol: int, port: int) -> bool:
     return any(_port_matches(rule, protocol, port) and _peer_matches(rule, ip) for rule in rules)
 
 
+def allows_unnamed(rules: Rules, protocol: int, port: int) -> bool:
+    """Of an address that no range here can name, an IPv6 one: only rules that ask for nobody in particular let it pass."""
+    if rules is None:
+        return True
+    return any(rule.singles is None and _port_matches(rule, protocol, port) for rule in rules)
+
+
 def _port_matches(rule: Rule, protocol: int, port: int) -> bool:
     if rule.ports is None:
         return True

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from slurmlet.runner.network import addresses
 
 # How the pod's programs are attached.
 FAST, NO_NETNS, PACKETS = "fast", "no-netns", "packets"
+# A pod of its host's network with a way to pods and Services.
+FROM_HOST = "host"
 
 
 class HostPort(NamedTuple):
@@ -15,6 +17,14 @@ class HostPort(NamedTuple):
     host_ip: str
     host_port: int
     port: int
+
+
+class Tls(NamedTuple):
+    """PEM texts: the authority of the cluster's overlay, and the certificate that all its netds and the gateway share."""
+
+    ca: str
+    cert: str
+    key: str
 
 
 class Setup(NamedTuple):
@@ -27,6 +37,8 @@ class Setup(NamedTuple):
     # The node's address, as the hub and other nodes reach it.
     host_ip: int
     host_ports: List[HostPort]
+    # None: encryption between hosts was not asked for.
+    tls: Optional[Tls] = None
 
     def in_pods(self, ip: int) -> bool:
         return ip & self.pod_range[1] == self.pod_range[0]
@@ -47,4 +59,5 @@ def from_plan(network: Dict[str, Any], host_ip: str) -> Setup:
             HostPort(str(each[0]), str(each[1]), int(each[2]), int(each[3]))
             for each in network.get("host_ports") or []
         ],
+        tls=Tls(**network["tls"]) if network.get("tls") else None,
     )

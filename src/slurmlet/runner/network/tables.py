@@ -41,10 +41,10 @@ class Target:
     def __init__(self, raw: Dict[str, Any], node: str) -> None:
         self.local = bool(raw.get("local"))
         self.affinity_s = int(raw.get("affinity_s") or 0)
+        near = (raw.get("near") or {}).get(node)
+        chosen = raw["to"] if near is None else [raw["to"][place] for place in near]
         self.to: List[Tuple[int, int]] = [
-            (addresses.number(ip), int(port))
-            for ip, port, where in raw["to"]
-            if not self.local or where == node
+            (addresses.number(ip), int(port)) for ip, port, where in chosen if not self.local or where == node
         ]
         # In turn, from a random place: even from one client, and even over many clients' first connections.
         self.next = int.from_bytes(os.urandom(2), "big")

@@ -22,7 +22,7 @@ from slurmlet.runner.network.fast.hostsockets import HostSockets, reset
 from slurmlet.runner.network.fast.listeners import Claim, Ports
 from slurmlet.runner.network.fast.notifying import Call, Processes
 from slurmlet.runner.network.fast.sockets import CONNECTED, Socket, Table
-from slurmlet.runner.network.overlay import Announcement, Overlay
+from slurmlet.runner.network.overlay import Announcement, Key, Overlay
 from slurmlet.runner.network.setup import Setup
 from slurmlet.runner.network.tables import TCP, Tables
 
@@ -37,7 +37,7 @@ _FLAGS = socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
 _word = struct.Struct("=i")
 _size = struct.Struct("=I").pack
 
-Key = Tuple[int, int]
+Name = Tuple[int, int]
 
 
 class Inner(Announcement):
@@ -101,7 +101,7 @@ class Accepting:
         self._table, self._ports, self._tables, self._overlay = table, ports, tables, overlay
         self._queues: Dict[int, _Queue] = {}
         self._held: Dict[Key, _Held] = {}
-        self._wakes: Dict[Key, socket.socket] = {}
+        self._wakes: Dict[Name, socket.socket] = {}
         self._checking: Optional[Timer] = None
         self.on_named: Callable[[Socket], None] = lambda _sock: None
         self.on_waiting: Callable[[Call], None] = lambda _call: None
@@ -139,11 +139,12 @@ class Accepting:
             if self._settled(call, fd, sock, made, (ip, port)):
                 return True
 
-    def _settled(self, call: Call, fd: int, sock: Socket, made: int, key: Key) -> bool:
+    def _settled(self, call: Call, fd: int, sock: Socket, made: int, peer: Name) -> bool:
         """Whether this connection answers the call, now or in a moment."""
-        if key in self._wakes:
-            self._swallow(made, key)
+        if peer in self._wakes:
+            self._swallow(made, peer)
             return False
+        key = (*peer, sock.claim.port if sock.claim is not None else 0)
         what = self._overlay.claim(*key)
         if what is None:
             self._hold(_Held(sock, made, call, os.dup(fd)), key)
@@ -371,11 +372,11 @@ class Accepting:
         self._wakes[key] = caller
         self._loop.later(_WAKE_S, lambda: self._awake(key, caller))
 
-    def _swallow(self, fd: int, key: Key) -> None:
+    def _swallow(self, fd: int, key: Name) -> None:
         os.close(fd)
         self._awake(key, self._wakes[key])
 
-    def _awake(self, key: Key, caller: socket.socket) -> None:
+    def _awake(self, key: Name, caller: socket.socket) -> None:
         if self._wakes.get(key) is caller:
             del self._wakes[key]
             caller.close()

@@ -16,7 +16,7 @@ import struct
 from typing import Callable, Dict, List, Optional, Tuple, Type
 
 from slurmlet.runner.loop import Loop, Timer
-from slurmlet.runner.network import addresses
+from slurmlet.runner.network import addresses, policy
 from slurmlet.runner.network.fast.accepting import Inner, InnerSix
 from slurmlet.runner.network.fast.hostsockets import BlackHole, HostSockets
 from slurmlet.runner.network.fast.listeners import Ports
@@ -32,7 +32,7 @@ _CHECK_S = 0.5
 # A netd that was killed is back within two seconds; each time is 0.8 s.
 _ASK_TIMES = 3
 # Our latest connections, for netds that missed an announcement.
-_MAX_RECENT = 2048
+_MAX_RECENT, _MAX_OF_ONE_PORT = 2048, 4
 _family = struct.Struct("=H").unpack_from
 
 Name = Tuple[int, int]
@@ -75,14 +75,14 @@ class Connecting:
         self._ports, self._tables, self._overlay, self._counts = ports, tables, overlay, counts
         self._waiting: Dict[int, _Attempt] = {}
         self._checking: Optional[Timer] = None
-        self._recent: Dict[int, Announcement] = {}
+        self._recent: Dict[int, List[Announcement]] = {}
         # Hosts that are reached from another address of this one.
         self._elsewhere: Dict[int, bool] = {}
         self._black_hole: Optional[BlackHole] = None
         self.on_named: Callable[[Socket], None] = lambda _sock: None
         self.on_waiting: Callable[[Call], None] = lambda _call: None
         # Connections that the library made and nobody has asked for since.
-        self.announced_elsewhere: Callable[[int], Optional[Announcement]] = lambda _port: None
+        self.announced_elsewhere: Callable[[int], List[Announcement]] = lambda _port: []
         overlay.on_whois = self._whois
 
     # The call. Every way ends with one answer, and with `fd`, our copy of the socket, closed.
@@ -104,9 +104,9 @@ class Connecting:
             if address is None:
                 self._answer(call, fd, errno.EINVAL)
             elif address.ip is None:
-                # IPv6 of the world; its names are the kernel's. No policy can allow it: their ranges are IPv4 here.
+                # IPv6 of the world; its names are the kernel's. No range of a policy can name it: they are IPv4 here.
                 attempt = _Attempt(fd, sock, call, (0, 0), 0)
-                if self._tables.egress is None:
+                if policy.allows_unnamed(self._tables.egress, TCP, address.port):
                     self._start(attempt, raw)
                 else:
                     self._deny(attempt)
@@ -281,13 +281,13 @@ class Connecting:
             sock.named(ip, port, *attempt.shown, attempt.kind is InnerSix)
 
     def remember(self, source_port: int, what: Announcement) -> None:
-        self._recent.pop(source_port, None)
-        self._recent[source_port] = what
+        others = [other for other in self._recent.pop(source_port, ()) if other[2:] != what[2:]]
+        self._recent[source_port] = [*others[-_MAX_OF_ONE_PORT:], what]
         if len(self._recent) > _MAX_RECENT:
             del self._recent[next(iter(self._recent))]
 
-    def _whois(self, port: int) -> Optional[Announcement]:
-        return self.announced_elsewhere(port) or self._recent.get(port)
+    def _whois(self, port: int) -> List[Announcement]:
+        return [*self.announced_elsewhere(port), *self._recent.get(port, ())]
 
     def refused(self, call: Call, fd: int, sock: Socket, shown: Name, real: Name) -> None:
         """A connect() that was begun for us met a port that is closed: the table may be old."""

@@ -89,16 +89,16 @@ def missing() -> str:
     return "" if code == 0 else f"seccomp notifications cannot be had here ({os.strerror(code)})"
 
 
-def install(no_netns: bool = False) -> int:
+def install(from_host: bool = False) -> int:
     """Filter this process and all it will start; the descriptor that netd must serve from now on.
 
     For a forked child with CAP_SYS_ADMIN in its user namespace: so no_new_privs is not needed, and setuid programs of
     the image go on working. Without somebody serving the descriptor the next socket() waits for ever. The filter is the
-    same for a pod without a network namespace: its UDP is the host's, and DNS goes by TCP there.
+    same for a pod without a network namespace: its UDP is the host's, and DNS goes by TCP there. `from_host`: for a pod
+    that has the host's network and only wants to reach pods and Services.
     """
-    del no_netns
     known = machine()
-    code = program(known)
+    code = program_from_host(known) if from_host else program(known)
     memory = ctypes.create_string_buffer(code, len(code))
     # struct sock_fprog: how many, padding, where.
     prog = struct.pack("@HxxxxxxP", len(code) // 8, ctypes.addressof(memory))
@@ -137,6 +137,20 @@ class _Assembler:
 
     def _distance(self, at: int, name: str) -> int:
         return self._places[name] - at - 1 if name else 0
+
+
+def program_from_host(known: Machine) -> bytes:
+    asm = _Assembler()
+    asm.add(_LD, _ARCH)
+    asm.add(_JEQ, known.audit_arch, "", "allow")
+    asm.add(_LD, _NR)
+    asm.add(_JEQ, known.numbers[CONNECT], "notify")
+    asm.add(_JEQ, known.numbers[GETPEERNAME], "notify")
+    asm.place("allow")
+    asm.add(_RET, _ALLOW)
+    asm.place("notify")
+    asm.add(_RET, _NOTIFY)
+    return asm.assembled()
 
 
 def program(known: Machine) -> bytes:

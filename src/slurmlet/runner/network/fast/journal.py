@@ -7,6 +7,7 @@ Losing the last names is harmless; a call that nobody answers would hang for eve
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import struct
@@ -65,6 +66,13 @@ class Journal:
     def slots(self) -> mmap.mmap:
         """First the call being handled, then calls that wait elsewhere than in Python."""
         return self._now
+
+    def close(self) -> None:
+        if self._flushing is not None:
+            self._flushing.cancel()
+        os.close(self._fd)
+        with contextlib.suppress(BufferError):
+            self._now.close()
 
     # Writing.
 

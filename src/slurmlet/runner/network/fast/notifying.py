@@ -154,6 +154,10 @@ class Processes:
         self._bytes = bytearray(2 * _MAX_ADDRESS_BYTES)
         self._bytes_at = ctypes.addressof(ctypes.c_char.from_buffer(self._bytes))
 
+    def close(self) -> None:
+        while self._pidfds:
+            os.close(self._pidfds.popitem()[1])
+
     def descriptor(self, pid: int, fd: int) -> int:
         """A copy of a thread's descriptor, or minus an errno."""
         pidfd = self._pidfds.get(pid)

@@ -140,7 +140,8 @@ class Supervisor:
 
     def close(self) -> None:
         """Give up what is held for the pod's programs; their sockets stay theirs."""
-        for part in (self._native, self._ports, self._accepting, self._connecting):
+        mine = (self._ports, self._accepting, self._connecting, self._processes, self._journal)
+        for part in (self._native, *mine):
             if part is not None:
                 part.close()
         for listener in self._listeners.values():

@@ -1,7 +1,8 @@
 """TCP of a pod without the fast path: netd ends the pod's connections itself and carries them as TCP of the host.
 
-For a kernel without what the fast path needs, and for programs it does not see (32-bit ones). On the wire nothing differs
-from the fast path: listeners behind host ports, announced connections. So fast and slow pods speak to each other.
+For a kernel without what the fast path needs, for programs it does not see (32-bit ones), and where what goes between hosts
+must be encrypted. Unless it is, nothing differs on the wire from the fast path: listeners behind host ports, announced
+connections. So fast and slow pods speak to each other.
 Towards the pod's kernel each connection is a `TcpEnd`; here is who may connect, where to, and the bytes in between.
 """
 
@@ -11,7 +12,7 @@ import collections
 import errno
 import os
 import socket
-from typing import Callable, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Tuple
 
 from slurmlet.runner.loop import Loop
 from slurmlet.runner.network import addresses, tables
@@ -28,6 +29,9 @@ from slurmlet.runner.network.slow.tcpdoors import Doors
 from slurmlet.runner.network.slow.tcpend import DIALLING, TcpEnd
 from slurmlet.runner.network.slow.tcpsegments import ACK, RST, SYN, Segment
 from slurmlet.runner.network.tables import TCP, Tables
+
+if TYPE_CHECKING:
+    from slurmlet.runner.network.sealing.sealer import Sealer
 
 _MSS = MTU - packets.IP_BYTES - packets.TCP_BYTES
 _MAX_CONNECTIONS = 8192
@@ -54,16 +58,17 @@ class MiniTcp:
         on_listeners: Callable[[Dict[int, int]], None] = lambda _listeners: None,
         sockets: Optional[PodSockets] = None,
         dial: Optional[Dial] = None,
+        sealer: Optional[Sealer] = None,
     ) -> None:
         self._loop, self._setup, self._tables, self._forwarder = loop, setup, known, forwarder
-        self._sockets, self._others = sockets, dial
+        self._sockets, self._others, self._sealer = sockets, dial, sealer
         self._ends: Dict[Key, TcpEnd] = {}
         self._probing: Dict[int, List[Callable[[int], None]]] = {}
         self.counts: Dict[str, int] = collections.Counter()
-        self._dialler = Dialler(loop, setup, known, overlay)
+        self._dialler = Dialler(loop, setup, known, overlay, sealer)
         if dial is None:
             overlay.on_whois = self._dialler.recall
-            self._doors = Doors(loop, setup, known, overlay, self._came, on_listeners, self.counts)
+            self._doors = Doors(loop, setup, known, overlay, self._came, on_listeners, self.counts, sealer)
             overlay.on_ask_later = self._asked
         forwarder.on_tcp = self.take
 
@@ -237,6 +242,8 @@ class MiniTcp:
         def ended(code: int) -> None:
             if not code:
                 self.counts["accepted"] += 1
+                if self._sealer is not None:
+                    self._sealer.opened(made)
                 return
             reset(made)
             if code == errno.ECONNREFUSED:

@@ -7,14 +7,17 @@ nobody vouches for is reset.
 from __future__ import annotations
 
 import socket
-from typing import Callable, Dict, NamedTuple, Tuple
+from typing import TYPE_CHECKING, Callable, Dict, NamedTuple, Optional
 
 from slurmlet.runner.loop import Loop, Timer
 from slurmlet.runner.network import addresses
-from slurmlet.runner.network.overlay import Announcement, Overlay
+from slurmlet.runner.network.overlay import Announcement, Key, Overlay
 from slurmlet.runner.network.relaying import reset
 from slurmlet.runner.network.setup import Setup
 from slurmlet.runner.network.tables import TCP, Tables
+
+if TYPE_CHECKING:
+    from slurmlet.runner.network.sealing.sealer import Sealer
 
 # As in the fast path: an announcement travels beside the handshake; after that its host is asked.
 _HOLD_S, _ASK_S = 0.005, 1.0
@@ -42,11 +45,13 @@ class Doors:
         on_came: OnCame,
         on_listeners: Callable[[Dict[int, int]], None],
         counts: Dict[str, int],
+        sealer: Optional[Sealer] = None,
     ) -> None:
         self._loop, self._setup, self._tables, self._overlay = loop, setup, tables, overlay
         self._on_came, self._on_listeners, self._counts = on_came, on_listeners, counts
+        self._sealer = sealer
         self._doors: Dict[int, socket.socket] = {}
-        self._held: Dict[Tuple[int, int], _Held] = {}
+        self._held: Dict[Key, _Held] = {}
         overlay.on_announced = self._announced
 
     def open(self, port: int) -> int:
@@ -80,7 +85,7 @@ class Doors:
                 made, (host, host_port) = door.accept()
             except OSError:
                 return
-            key = (addresses.number(host), host_port)
+            key = (addresses.number(host), host_port, port)
             what = self._overlay.claim(*key)
             if what is not None:
                 self._let_in(made, port, what)
@@ -94,26 +99,38 @@ class Doors:
     def _let_in(self, made: socket.socket, port: int, what: Announcement) -> None:
         right = (what.ip, what.port) == (self._setup.ip, port) and not addresses.is_loopback(what.source_ip)
         if right and self._tables.admits(TCP, what.source_ip, port):
-            self._on_came(made, what)
+            self._welcome(made, what)
         else:
             self._refuse(made)
+
+    def _welcome(self, made: socket.socket, what: Announcement) -> None:
+        def sealed(plain: Optional[socket.socket], _code: int) -> None:
+            if plain is None:
+                self._counts["unsealed"] += 1
+            else:
+                self._on_came(plain, what)
+
+        if self._sealer is None:
+            self._on_came(made, what)
+        else:
+            self._sealer.server(made, sealed)
 
     def _refuse(self, made: socket.socket) -> None:
         self._counts["refused in"] += 1
         reset(made)
 
-    def _announced(self, key: Tuple[int, int], what: Announcement) -> None:
+    def _announced(self, key: Key, what: Announcement) -> None:
         held = self._held.pop(key, None)
         if held is not None:
             held.timer.cancel()
             self._overlay.claim(*key)
             self._let_in(held.made, held.port, what)
 
-    def _ask(self, key: Tuple[int, int]) -> None:
+    def _ask(self, key: Key) -> None:
         held = self._held[key]
         self._overlay.whois(key[0], key[1], held.made.getsockname()[1])
         self._held[key] = held._replace(timer=self._loop.later(_ASK_S, lambda: self._unknown(key)))
 
-    def _unknown(self, key: Tuple[int, int]) -> None:
+    def _unknown(self, key: Key) -> None:
         self._counts["strangers"] += 1
         self._refuse(self._held.pop(key).made)

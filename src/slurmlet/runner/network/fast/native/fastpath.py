@@ -106,7 +106,7 @@ class FastPath:
         self._run, self._forget = library.netfast_run, library.netfast_forget
         unread = Unread(parts.connecting.remember)
         parts.table.read_from(unread)
-        parts.connecting.announced_elsewhere = unread.announced_as
+        parts.connecting.announced_elsewhere = unread.announced_from
         self._attach()
 
     def _attach(self) -> None:
@@ -141,6 +141,8 @@ class FastPath:
         self._records.release()
         self._state.release()
         self._library.netfast_free(self._at)
+        # Else the journal's memory could not be given back.
+        del self._slots
 
     # What the library hears.
 
@@ -193,8 +195,8 @@ class FastPath:
 
     # Announcements and datagrams.
 
-    def claim(self, host_ip: int, port: int) -> Optional[Announcement]:
-        kind = self._library.netfast_claim(self._at, host_ip, port, self._claimed)
+    def claim(self, host_ip: int, source_port: int, port: int) -> Optional[Announcement]:
+        kind = self._library.netfast_claim(self._at, host_ip, source_port, port, self._claimed)
         return _KINDS[kind - 1](*self._claimed) if kind else None
 
     def expect(self, host_ip: int, port: int, what: Announcement) -> None:

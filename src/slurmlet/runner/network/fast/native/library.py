@@ -29,7 +29,7 @@ _FUNCTIONS = {
     "netfast_check": (None, [_at]),
     "netfast_receive": (_int, [_at]),
     "netfast_sender": (_long, [_at]),
-    "netfast_claim": (_int, [_at, _number, _number, _at]),
+    "netfast_claim": (_int, [_at, *[_number] * 3, _at]),
     "netfast_expect": (None, [_at, *[_number] * 7]),
     "netfast_forget": (None, [_at, _long]),
     "netfast_listener": (_int, [_at, _long, _int, _number]),

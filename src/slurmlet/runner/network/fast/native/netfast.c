@@ -428,7 +428,7 @@ static int deliver(struct netfast *nf, int notify_fd, const struct notification 
         return NOTHING;
     }
     if (decode(&name, &ip, &port)) return for_python(notify_fd, call, l, fcntl(fd, F_DUPFD_CLOEXEC, 0), made, ev);
-    uint64_t key = (uint64_t)ip << 16 | port;
+    uint64_t key = key_of(ip, port, l->port);
     int sure = claim(nf, key, &what);
     if (!sure) {
         if (!nf->pending) nf->pending = netfast_receive(nf);

@@ -105,11 +105,12 @@ class Unread:
     def raw(self) -> bytes:
         return b"".join(_cookie_and_rest.pack(*each) for each in self._rest.items())
 
-    def announced_as(self, port: int) -> Optional[Announcement]:
+    def announced_from(self, port: int) -> List[Announcement]:
         """What was told of the latest connection from this port of the host."""
         cookie = self._by_port.get(port, 0)
         rest = self._rest.get(cookie)
-        return None if rest is None else self._parsed(cookie, rest).announcement()
+        what = None if rest is None else self._parsed(cookie, rest).announcement()
+        return [] if what is None else [what]
 
     @staticmethod
     def _parsed(cookie: int, rest: bytes) -> Record:

@@ -43,6 +43,9 @@ static uint64_t take(struct map *map, uint64_t key) {
 }
 
 /* Announcements that wait for their connection; the oldest goes when there are too many. */
+static uint64_t key_of(uint32_t host_ip, uint16_t source_port, uint16_t port) {
+    return (uint64_t)host_ip << 32 | (uint32_t)source_port << 16 | port;
+}
 static uint32_t bucket(uint64_t key) { return (uint32_t)(key * 0x9e3779b97f4a7c15ull >> 40) % EXPECTED; }
 static void unlink_expected(struct netfast *nf, uint32_t at) {
     struct expected *e = &nf->expected[at];
@@ -126,7 +129,7 @@ static int is_announcement(struct netfast *nf, ssize_t bytes) {
     int64_t skew = now_ms() - (int64_t)be64toh(a.time_ms);
     if (differ || skew > MAX_SKEW_MS || skew < -MAX_SKEW_MS) return 0;
     nf->look = 1;
-    expect(nf, (struct expected){.key = (uint64_t)ntohl(nf->sender.sin_addr.s_addr) << 16 | ntohs(a.host_source_port),
+    expect(nf, (struct expected){.key = key_of(ntohl(nf->sender.sin_addr.s_addr), ntohs(a.host_source_port), ntohs(a.port)),
                                  .source_ip = ntohl(a.source_ip), .source_port = ntohs(a.source_port),
                                  .ip = ntohl(a.ip), .port = ntohs(a.port), .came_s = now_s()});
     return 1;
@@ -154,16 +157,16 @@ static int claim(struct netfast *nf, uint64_t key, struct expected *out) {
     unlink_expected(nf, at);
     return now_s() - out->came_s < EXPECTED_S;
 }
-int netfast_claim(struct netfast *nf, uint32_t ip, uint32_t port, uint32_t *out) {
+int netfast_claim(struct netfast *nf, uint32_t ip, uint32_t source_port, uint32_t port, uint32_t *out) {
     struct expected e;
-    if (!claim(nf, (uint64_t)ip << 16 | port, &e)) return 0;
+    if (!claim(nf, key_of(ip, (uint16_t)source_port, (uint16_t)port), &e)) return 0;
     out[0] = e.source_ip, out[1] = e.source_port, out[2] = e.ip, out[3] = e.port;
     return 1 + (int)e.inner;
 }
 void netfast_expect(struct netfast *nf, uint32_t host_ip, uint32_t host_port, uint32_t source_ip, uint32_t source_port,
                     uint32_t ip, uint32_t port, uint32_t inner) {
     nf->look = 1;
-    expect(nf, (struct expected){.key = (uint64_t)host_ip << 16 | host_port, .source_ip = source_ip, .ip = ip,
+    expect(nf, (struct expected){.key = key_of(host_ip, (uint16_t)host_port, (uint16_t)port), .source_ip = source_ip, .ip = ip,
                                  .source_port = (uint16_t)source_port, .port = (uint16_t)port, .came_s = now_s(),
                                  .inner = inner});
 }
