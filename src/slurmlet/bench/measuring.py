@@ -161,7 +161,7 @@ class Figure:
     median: float
     low: float
     high: float
-    # Beside bare, of the medians; None for bare itself.
+    # Beside bare; None for bare itself.
     ratio: float | None = None
 
     def as_json(self) -> dict[str, Any]:
@@ -173,9 +173,20 @@ class Figure:
 
 
 def figure(values: Sequence[float], bare: Sequence[float] | None) -> Figure:
-    median = statistics.median(values)
-    ratio = None if not bare else median / statistics.median(bare)
-    return Figure(len(values), median, min(values), max(values), ratio)
+    return Figure(
+        len(values),
+        statistics.median(values),
+        min(values),
+        max(values),
+        _share(values, bare) if bare else None,
+    )
+
+
+def _share(values: Sequence[float], bare: Sequence[float]) -> float:
+    """The median of what the rounds say: a machine that grows slower meanwhile does so for both of a round."""
+    if len(values) != len(bare):
+        return statistics.median(values) / statistics.median(bare)
+    return statistics.median(value / beside for value, beside in zip(values, bare, strict=True))
 
 
 def holds(measurement: Measurement, found: Figure) -> bool | None:

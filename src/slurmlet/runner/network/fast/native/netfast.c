@@ -133,6 +133,17 @@ static int hold_of(struct netfast *nf, int kind, int fd, uint32_t value) {
     return epoll_ctl(nf->epoll, EPOLL_CTL_ADD, fd, &event);
 }
 
+/* Announcements come one with each connection, and accept() reads them itself: waking up for each would be half of its price.
+ * So after some that nobody waits for, we do not listen for more; for a moment only, as others may come that are for Python. */
+#define DEAF_MS 1
+static void listen_for_datagrams(struct netfast *nf, int wanted) {
+    if (nf->deaf != wanted) return;
+    struct epoll_event event = {wanted ? EPOLLIN : 0, {.u64 = (uint64_t)DATAGRAM << 56 | (uint64_t)(uint32_t)nf->udp}};
+    epoll_ctl(nf->epoll, EPOLL_CTL_MOD, nf->udp, &event);
+    nf->deaf = !wanted;
+    clock_gettime(CLOCK_MONOTONIC, &nf->deaf_since);
+}
+
 /* Calls that wait. */
 static uint32_t new_waiter(struct netfast *nf, int notify_fd, const struct notification *call) {
     for (uint32_t i = 0; i < nf->waiters; i++) {
@@ -409,6 +420,7 @@ static int held(struct netfast *nf, int notify_fd, const struct notification *ca
     w->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0), w->accepts = 1, w->made = made, w->key = key, w->cookie = l->cookie;
     clock_gettime(CLOCK_MONOTONIC, &w->since);
     nf->state.held++;
+    listen_for_datagrams(nf, 1);
     return 0;
 }
 /* Take a connection that is there; -1: there is none. `fd`, a copy of the listener, stays the caller's. */
@@ -554,6 +566,7 @@ static int happened(struct netfast *nf, const struct epoll_event *event, struct 
         return ev->kind = GONE;
     case DATAGRAM:
         if (!nf->pending) nf->pending = netfast_receive(nf);
+        if (!nf->pending && !nf->state.held && !nf->holding && nf->sleeps) listen_for_datagrams(nf, 0);
         return NOTHING;
     /* Others of the same batch may have ended these already, and their descriptors may be somebody else's. */
     case ACCEPTED: return nf->listeners[value].copy == fd ? arrived(nf, &nf->listeners[value], ev) : NOTHING;
@@ -566,6 +579,8 @@ static int happened(struct netfast *nf, const struct epoll_event *event, struct 
 int netfast_run(struct netfast *nf, struct event *ev, int timeout_ms) {
     struct epoll_event events[16];
     struct timespec began;
+    nf->sleeps = timeout_ms != 0;
+    if (!nf->sleeps) listen_for_datagrams(nf, 1);
     clock_gettime(CLOCK_MONOTONIC, &began);
     for (;;) {
         int wait_ms = timeout_ms, outer = 0;
@@ -587,7 +602,12 @@ int netfast_run(struct netfast *nf, struct event *ev, int timeout_ms) {
             if (wait_ms < 0 || wait_ms > left_ms) wait_ms = (int)left_ms;
         }
         if (nf->state.held && wait_ms) wait_ms = wait_ms > 0 && wait_ms < HOLD_MS ? wait_ms : HOLD_MS;
-        int ready = epoll_wait(nf->epoll, events, 16, wait_ms);
+        int deaf = nf->deaf && wait_ms;
+        int ready = epoll_wait(nf->epoll, events, 16, deaf ? DEAF_MS : wait_ms);
+        if (deaf && (!ready || since_ms(&nf->deaf_since) >= DEAF_MS)) {
+            listen_for_datagrams(nf, 1);
+            if (!ready) continue;
+        }
         if (ready < 0 || (!ready && !nf->state.held) || (!ready && !wait_ms)) return ev->kind = NOTHING;
         for (int i = 0; i < ready; i++) {
             if (events[i].data.u64 >> 56 == GONE) outer = 1;

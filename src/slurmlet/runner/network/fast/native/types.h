@@ -132,6 +132,9 @@ struct netfast {
     int room_bytes, pending;
     struct sockaddr_in sender;
     struct timespec dirty_since;
+    /* Whether the overlay's socket wakes us up; since when not. */
+    int deaf, sleeps;
+    struct timespec deaf_since;
     struct map map;
     struct listener listeners[LISTENERS];
     struct waiter waiting[MAX_WAITERS];
