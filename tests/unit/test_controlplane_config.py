@@ -15,7 +15,9 @@ from slurmlet.controlplane import config as configs
 from slurmlet.controlplane.ranges import Ranges
 
 
-def decide(files: ClusterFiles, partitions: Sequence[str] = ()) -> configs.ClusterConfig:
+def decide(
+    files: ClusterFiles, partitions: Sequence[str] = (), launch: str | None = None
+) -> configs.ClusterConfig:
     return configs.decide(
         files,
         kubernetes="v1.36.3",
@@ -24,6 +26,7 @@ def decide(files: ClusterFiles, partitions: Sequence[str] = ()) -> configs.Clust
         api_address="192.0.2.9",
         partitions=partitions,
         ranges=Ranges("10.244.0.0/16", "10.96.0.0/16"),
+        launch=launch,
     )
 
 
@@ -90,3 +93,10 @@ def test_encryption_is_chosen_once(files: ClusterFiles) -> None:
         with pytest.raises(UserError, match="encrypt") as caught:
             configs.encryption(config, not config.encrypt)
         assert "--purge" in caught.value.hint
+
+
+def test_how_pods_start_is_kept_until_somebody_says_otherwise(files: ClusterFiles) -> None:
+    assert decide(files).launch == "batch"
+    decide(files, launch="auto").save(files)
+    assert decide(files).launch == "auto"
+    assert decide(files, launch="immediate").launch == "immediate"

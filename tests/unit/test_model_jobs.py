@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 from pathlib import Path
@@ -183,3 +184,10 @@ def test_percent_signs_are_no_file_name_pattern() -> None:
 )
 def test_a_job_is_known_by_the_first_word_of_its_comment(text: str, uid: str | None) -> None:
     assert uid_of("deadbeef", text) == uid
+
+
+def test_a_pod_that_does_not_say_starts_as_its_cluster_does() -> None:
+    where = dataclasses.replace(place(), launch="auto")
+    assert job_request(pod(), where).launch == "auto"
+    assert job_request(pod({"slurmlet.io/launch": "batch"}), where).launch == "batch"
+    assert job_request(pod(), place()).launch == "batch"

@@ -7,6 +7,7 @@ import click
 from slurmlet.base.console import say
 from slurmlet.base.layout import ClusterFiles
 from slurmlet.controlplane.using import default_cluster
+from slurmlet.model.launching import WAYS
 
 
 @click.command()
@@ -29,6 +30,11 @@ from slurmlet.controlplane.using import default_cluster
     default=None,
     help="Encrypt what pods say between hosts, for a new cluster; slower. [default: not]",
 )
+@click.option(
+    "--launch",
+    type=click.Choice(WAYS),
+    help="How pods start that have no annotation slurmlet.io/launch. [default: as before, batch at first]",
+)
 @click.option("--pool", type=click.IntRange(0), metavar="N", help="Keep N pool nodes: see `slurmlet pool`.")
 @click.option(
     "--pool-min", type=click.IntRange(0), metavar="N", help="An elastic pool: always this many nodes."
@@ -42,6 +48,7 @@ def command(
     pod_range: str | None,
     service_range: str | None,
     encrypt: bool | None,
+    launch: str | None,
     pool: int | None,
     pool_min: int | None,
     pool_max: int | None,
@@ -51,10 +58,15 @@ def command(
     from slurmlet.controlplane.ranges import Wanted
     from slurmlet.controlplane.starting import up
 
-    wanted = Wanted(pod_range, service_range)
     files = ClusterFiles.named(cluster)
     done = up(
-        files, partitions=partitions, address=address, wanted=wanted, encrypt=encrypt, timeout_s=timeout_s
+        files,
+        partitions=partitions,
+        address=address,
+        wanted=Wanted(pod_range, service_range),
+        encrypt=encrypt,
+        launch=launch,
+        timeout_s=timeout_s,
     )
     if pool is not None or pool_min is not None or pool_max is not None:
         from slurmlet.controlplane.pools import set_size

@@ -14,6 +14,7 @@ from slurmlet.base.errors import UserError
 from slurmlet.base.files import read_json, write_json
 from slurmlet.base.layout import DEFAULT_CLUSTER, ClusterFiles
 from slurmlet.controlplane.ranges import Ranges
+from slurmlet.model.launching import BATCH
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class ClusterConfig:
     ephemeral: bool = False
     # What pods say between hosts is encrypted.
     encrypt: bool = False
+    # How pods start that do not say.
+    launch: str = BATCH
 
     @property
     def api_url(self) -> str:
@@ -86,6 +89,7 @@ def from_json(raw: dict[str, Any]) -> ClusterConfig:
         dns_port=int(raw.get("dns_port", 0)),
         ephemeral=bool(raw.get("ephemeral", False)),
         encrypt=bool(raw.get("encrypt", False)),
+        launch=raw.get("launch", BATCH),
     )
 
 
@@ -99,6 +103,7 @@ def decide(
     partitions: Sequence[str],
     ranges: Ranges,
     encrypt: bool = False,
+    launch: str | None = None,
 ) -> ClusterConfig:
     """The configuration of the next start: identity and, where free, ports of the last one are kept."""
     before = load(files)
@@ -121,6 +126,7 @@ def decide(
         partitions=tuple(partitions) or kept,
         dns_port=free_port(LOOPBACK),
         encrypt=encrypt,
+        launch=launch or (before.launch if before else BATCH),
     )
 
 

@@ -63,6 +63,7 @@ def up(
     address: str | None = None,
     wanted: ranges.Wanted = ranges.Wanted(),  # noqa: B008 - frozen
     encrypt: bool | None = None,
+    launch: str | None = None,
     timeout_s: float = 120.0,
     steps: Steps | None = None,
 ) -> Started:
@@ -74,11 +75,11 @@ def up(
         running = running_supervisor(files, "up") is not None
         if running:
             config = configs.load_existing(files)
-            _check_same(config, partitions)
+            _check_same(config, partitions, launch)
             ranges.choose((), wanted, ranges.Ranges(config.pod_range, config.service_range))
             configs.encryption(config, encrypt)
         else:
-            config = _prepare_and_spawn(files, _Asked(partitions, address, wanted, encrypt), steps)
+            config = _prepare_and_spawn(files, _Asked(partitions, address, wanted, encrypt, launch), steps)
         try:
             nodes = _wait_until_usable(files, steps, timeout_s)
         except BaseException:
@@ -88,7 +89,12 @@ def up(
     return Started(files, configs.load_existing(files), running, tuple(nodes), steps.elapsed_s())
 
 
-def _check_same(config: ClusterConfig, partitions: Sequence[str]) -> None:
+def _check_same(config: ClusterConfig, partitions: Sequence[str], launch: str | None) -> None:
+    if launch is not None and launch != config.launch:
+        raise UserError(
+            f"--launch {launch}: cluster {config.name!r} is running with {config.launch}",
+            hint=f"Stop it first: slurmlet down -c {config.name}",
+        )
     if partitions and tuple(partitions) != config.partitions:
         now = ", ".join(config.partitions) if config.partitions else "all"
         raise UserError(
@@ -105,6 +111,7 @@ class _Asked:
     address: str | None
     ranges: ranges.Wanted
     encrypt: bool | None
+    launch: str | None = None
 
 
 def _prepare_and_spawn(files: ClusterFiles, asked: _Asked, steps: Steps) -> ClusterConfig:
@@ -135,6 +142,7 @@ def prepare(files: ClusterFiles, binaries: Path, asked: _Asked) -> ClusterConfig
         partitions=asked.partitions,
         ranges=ranges.choose(routed_networks(), asked.ranges, kept),
         encrypt=configs.encryption(before, asked.encrypt),
+        launch=asked.launch,
     )
     pki.ensure(files.pki, pki.leaves(config.host, addresses, config.service_range, encrypt=config.encrypt))
     config.save(files)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from slurmlet.gateway import messages
 from slurmlet.gateway.tlsclient import TlsClient
 from slurmlet.runner.loop import Loop, Timer
+from slurmlet.runner.network.sealing.connection import ROOM_BYTES
 
 OnAnswer = Callable[[bytes | None], None]
 CLUSTER_DOMAIN = "cluster.local"
@@ -41,6 +42,7 @@ class Resolver:
 
     def __init__(self, loop: Loop, port: Callable[[], int], context: ssl.SSLContext) -> None:
         self._loop, self._port, self._context = loop, port, context
+        self._room = bytearray(ROOM_BYTES)
         self._inside = _Lane(loop, self._connect)
         self._outside: list[_Lane] = []
         self.counts = {"questions": 0, "unanswered": 0}
@@ -89,7 +91,9 @@ class Resolver:
         self, on_up: Callable[[], None], on_message: Callable[[bytes], None], on_lost: Callable[[str], None]
     ) -> TlsClient:
         address = ("127.0.0.1", self._port())
-        return TlsClient(self._loop, address, self._context, SERVER_NAME, on_up, on_message, on_lost)
+        return TlsClient(
+            self._loop, address, self._context, SERVER_NAME, self._room, on_up, on_message, on_lost
+        )
 
 
 Connect = Callable[[Callable[[], None], Callable[[bytes], None], Callable[[str], None]], TlsClient]

@@ -5,20 +5,21 @@ It never dials again by itself: whoever owns it does.
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 import ssl
 from collections.abc import Callable
 
-from slurmlet.runner.loop import Loop, Timer
+from slurmlet.runner.loop import Loop
+from slurmlet.runner.network import addresses
+from slurmlet.runner.network.dialling import connect_host
+from slurmlet.runner.network.sealing.connection import Sealed
 
 _TIMEOUT_S = 2.0
-_READ_BYTES = 64 << 10
 
 
 class TlsClient:
-    """`on_message` gets each whole message; `on_up` and `on_lost` come at most once."""
+    """`on_message` gets each whole message; `on_up` and `on_lost` come at most once. `room` is for all of a loop."""
 
     def __init__(
         self,
@@ -26,24 +27,18 @@ class TlsClient:
         address: tuple[str, int],
         context: ssl.SSLContext,
         server_name: str,
+        room: bytearray,
         on_up: Callable[[], None],
         on_message: Callable[[bytes], None],
         on_lost: Callable[[str], None],
     ) -> None:
-        self._loop, self._context, self._server_name = loop, context, server_name
+        self._loop, self._context, self._server_name, self._room = loop, context, server_name, room
         self._on_up, self._on_message, self._on_lost = on_up, on_message, on_lost
-        self._socket: socket.socket | None = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        self._tls: ssl.SSLSocket | None = None
+        self._sealed: Sealed | None = None
         self._in, self._out = bytearray(), bytearray()
-        self.up = False
-        self._timer: Timer | None = loop.later(_TIMEOUT_S, lambda: self._lose("no answer"))
-        self._socket.setblocking(False)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        code = self._socket.connect_ex(address)
-        if code not in (0, errno.EINPROGRESS):
-            loop.soon(lambda: self._lose(os.strerror(code)))
-        else:
-            loop.writing(self._socket.fileno(), self._connected)
+        self._closed = self.up = False
+        self._timer = loop.later(_TIMEOUT_S, lambda: self._lose("no answer"))
+        connect_host(loop, addresses.number(address[0]), address[1], self._connected)
 
     def send(self, message: bytes) -> None:
         self._out += len(message).to_bytes(2, "big") + message
@@ -51,86 +46,47 @@ class TlsClient:
             self._flush()
 
     def close(self) -> None:
-        self.up = False
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        for held in (self._socket, self._tls):
-            if held is not None and held.fileno() >= 0:
-                self._loop.forget(held.fileno())
-                held.close()
-        self._socket = self._tls = None
+        self._closed, self.up = True, False
+        self._timer.cancel()
+        if self._sealed is not None:
+            self._sealed.close()
 
     def _lose(self, why: str) -> None:
-        if self._socket is None and self._tls is None:
-            return
-        self.close()
-        self._on_lost(why)
+        if not self._closed:
+            self.close()
+            self._on_lost(why)
 
     # Coming up.
 
-    def _connected(self) -> None:
-        assert self._socket is not None
-        plain, self._socket = self._socket, None
-        self._loop.forget(plain.fileno())
-        code = plain.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if code:
-            self._socket = plain
+    def _connected(self, made: socket.socket | None, code: int) -> None:
+        if made is None:
             self._lose(os.strerror(code))
-            return
-        self._tls = self._context.wrap_socket(
-            plain, server_hostname=self._server_name, do_handshake_on_connect=False
-        )
-        self._shake_hands()
+        elif self._closed:
+            made.close()
+        else:
+            self._sealed = Sealed(
+                self._loop, made, self._context, False, self._room, self._shaken, self._server_name
+            )
 
-    def _shake_hands(self) -> None:
-        tls = self._tls
-        assert tls is not None
-        fd = tls.fileno()
-        try:
-            tls.do_handshake()
-        except ssl.SSLWantReadError:
-            self._loop.writing(fd, None)
-            self._loop.reading(fd, self._shake_hands)
+    def _shaken(self, agreed: bool) -> None:
+        if self._sealed is None or not agreed:
+            self._lose("it is not who it should be, or does not know us")
             return
-        except ssl.SSLWantWriteError:
-            self._loop.writing(fd, self._shake_hands)
-            return
-        except OSError as error:
-            self._lose(str(error))
-            return
-        assert self._timer is not None
         self._timer.cancel()
-        self._timer = None
         self.up = True
-        self._loop.writing(fd, None)
-        self._loop.reading(fd, self._readable)
+        self._sealed.on_bytes, self._sealed.on_end = self._received, self._ended
+        self._sealed.read(True)
         self._on_up()
         self._flush()
 
+    def _ended(self) -> None:
+        self._lose("the connection was closed")
+
     # Messages.
 
-    def _readable(self) -> None:
-        tls = self._tls
-        assert tls is not None
-        try:
-            received = tls.recv(_READ_BYTES)
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            return
-        except OSError as error:
-            self._lose(str(error))
-            return
-        if not received:
-            self._lose("the connection was closed")
-            return
-        self._in += received
-        self._take_messages(tls)
-        if self._tls is tls and tls.pending():
-            # What OpenSSL holds already will not make the socket readable again.
-            self._loop.soon(lambda: self._readable() if self._tls is tls else None)
-
-    def _take_messages(self, tls: ssl.SSLSocket) -> None:
-        while len(self._in) >= 2 and self._tls is tls:
+    def _received(self, data: memoryview) -> None:
+        self._in += data
+        while len(self._in) >= 2 and not self._closed:
             size = int.from_bytes(self._in[:2], "big")
             if len(self._in) < 2 + size:
                 return
@@ -139,23 +95,9 @@ class TlsClient:
             self._on_message(message)
 
     def _flush(self) -> None:
-        tls = self._tls
-        if tls is None:
-            return
-        try:
-            while self._out:
-                # A write that is tried again must begin with the same bytes: this buffer only grows at its end.
-                sent = tls.send(self._out)
-                del self._out[:sent]
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            self._loop.writing(tls.fileno(), self._flush)
-            return
-        except OSError as error:
-            problem = str(error)
-            # Not at once: the caller is in the middle of something.
-            self._loop.soon(lambda: self._lose(problem) if self._tls is tls else None)
-            return
-        self._loop.writing(tls.fileno(), None)
+        if self._out and self._sealed is not None:
+            ready, self._out = self._out, bytearray()
+            self._sealed.send(ready)
 
 
 def context(ca: str, certificate: str, key: str) -> ssl.SSLContext:

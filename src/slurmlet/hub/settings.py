@@ -11,6 +11,7 @@ from typing import Any
 from slurmlet.base.errors import SlurmletError
 from slurmlet.base.files import read_json
 from slurmlet.base.layout import ClusterFiles
+from slurmlet.model.launching import BATCH
 from slurmlet.model.podnetwork import PodNetwork
 
 SERVER_NAME = "hub.slurmlet"
@@ -32,6 +33,8 @@ class Settings:
     network: PodNetwork | None = None
     # A cluster inside one Slurm job: when the hub is told to end, everything is.
     ephemeral: bool = False
+    # How pods start that do not say: model/launching.py.
+    launch: str = BATCH
     # Slurm is asked this often while some job needs watching, and this often when all is quiet.
     busy_poll_s: float = 1.0
     calm_poll_s: float = 10.0
@@ -67,6 +70,7 @@ def load(directory: Path) -> Settings:
         partitions=frozenset(partitions) if partitions is not None else None,
         host=socket.gethostname(),
         ephemeral=bool(config.get("ephemeral")),
+        launch=config.get("launch", BATCH),
         network=_network(ClusterFiles(directory), config),
         busy_poll_s=float(os.environ.get("SLURMLET_POLL_S", "1.0")),
     )

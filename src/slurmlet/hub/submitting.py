@@ -62,6 +62,7 @@ class Submitter:
             runner=self._settings.files.runner,
             pod_dir=files.root,
             log=files.job_log,
+            launch=self._settings.launch,
         )
         return job_request(pod, place)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from slurmlet.model import quantities, sbatchoptions
 from slurmlet.model.ids import PodUid
-from slurmlet.model.launching import AUTO, LAUNCH_ANNOTATION, launch_of
+from slurmlet.model.launching import AUTO, BATCH, LAUNCH_ANNOTATION, launch_of
 from slurmlet.model.resources import pod_requests
 
 MARK = "slurmlet"
@@ -53,6 +53,8 @@ class JobPlace:
     runner: Path
     pod_dir: Path
     log: Path
+    # For pods that do not say.
+    launch: str = BATCH
 
 
 def comment(cluster_id: str, uid: str, label: str = "") -> str:
@@ -94,7 +96,9 @@ def job_request(pod: Mapping[str, Any], place: JobPlace) -> JobRequest:
         *extra,
     ]
     used = tuple(sbatchoptions.used(annotations))
-    return JobRequest(tuple(options), _script(place), tuple(notes), used, launch_of(annotations))
+    return JobRequest(
+        tuple(options), _script(place), tuple(notes), used, launch_of(annotations, place.launch)
+    )
 
 
 def _resource_options(spec: Mapping[str, Any]) -> list[str]:

@@ -1,8 +1,8 @@
 """Which pods may start at once instead of being queued, and how their request is written for srun. Pure.
 
-The default is "batch" (docs/decisions/0016 says why); "auto" is at once where nothing speaks against it. A request that only
-makes sense in a queue, or that holds more than one task, is always a batch job: its script is what Slurm starts once, on
-the first node.
+The default is "batch" (docs/decisions/0016 says why) unless `slurmlet up --launch` says otherwise; "auto" is at once where
+nothing speaks against it. A request that only makes sense in a queue, or that holds more than one task, is always a batch
+job: its script is what Slurm starts once, on the first node.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _SAME = frozenset(
 _FREE_STATES = frozenset({"idle", "mixed", "mix"})
 
 
-def launch_of(annotations: Mapping[str, str]) -> str:
-    """What the pod asks for. Raises RefusedPod."""
-    asked = annotations.get(LAUNCH_ANNOTATION, BATCH)
+def launch_of(annotations: Mapping[str, str], default: str = BATCH) -> str:
+    """What the pod asks for, else what holds for its cluster. Raises RefusedPod."""
+    asked = annotations.get(LAUNCH_ANNOTATION, default)
     if asked not in WAYS:
         raise RefusedPod(
             f"annotation {LAUNCH_ANNOTATION}: {asked!r} is no way to start a pod",

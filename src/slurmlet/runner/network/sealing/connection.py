@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import socket
 import ssl
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 from slurmlet.runner.loop import Loop
 from slurmlet.runner.network.relaying import reset
@@ -40,11 +40,12 @@ class Sealed:
         server: bool,
         room: bytearray,
         done: Callable[[bool], None],
+        server_name: Optional[str] = None,
     ) -> None:
         self._loop, self._raw, self._view, self._done = loop, raw, memoryview(room), done
         self._came, self._goes = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._context, self._server = context, server
-        self._tls = context.wrap_bio(self._came, self._goes, server_side=server)
+        self._context, self._server, self._server_name = context, server, server_name
+        self._tls = self._object(self._came, self._goes)
         self._out: Any = b""
         self._reading = self._shut = False
         # Bytes, valid during the call only; all that waited was sent; the connection ended, not by us.
@@ -63,6 +64,9 @@ class Sealed:
             loop.soon(self._give_up)
             return
         loop.soon(self._begin)
+
+    def _object(self, came: ssl.MemoryBIO, goes: ssl.MemoryBIO) -> ssl.SSLObject:
+        return self._context.wrap_bio(came, goes, server_side=self._server, server_hostname=self._server_name)
 
     @property
     def waiting_bytes(self) -> int:
@@ -171,7 +175,7 @@ class Sealed:
             raise
         except OSError:
             # An error that somebody else's socket has left: a new object begins with an empty queue.
-            self._context.wrap_bio(ssl.MemoryBIO(), ssl.MemoryBIO(), server_side=self._server)
+            self._object(ssl.MemoryBIO(), ssl.MemoryBIO())
             return act(*arguments)
 
     def _ended(self) -> None:
