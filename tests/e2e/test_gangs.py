@@ -100,6 +100,19 @@ def test_a_job_starts_as_one_allocation_which_ends_with_it(testbed: Testbed, kub
     eventually(lambda: not nodes & set(gang_nodes(kubectl)), 30)
 
 
+def test_gpus_of_a_gang_are_the_allocations(testbed: Testbed, kubectl: Kubectl) -> None:
+    gpu = {"resources": {"limits": {"cpu": "1", "memory": "100Mi", "nvidia.com/gpu": "1"}}}
+    kubectl.apply(job("learn", 1, "echo $CUDA_VISIBLE_DEVICES; ls /dev | grep nvidia; sleep 5", gpu))
+    eventually(lambda: phases(kubectl) == ["Running"], 90)
+    (line,) = queue(testbed, kubectl)
+    said = testbed.run(["scontrol", "show", "job", line[0]]).stdout
+    assert "gres/gpu:1" in said
+    assert f"NodeList={testbed.plan.gpu_host}\n" in said
+    (only,) = pods_of(kubectl, "learn")
+    eventually(lambda: kubectl("logs", only["metadata"]["name"]).stdout == "0\nnvidia0\n")
+    kubectl("wait", "--for=condition=complete", "job/learn", "--timeout=60s")
+
+
 def test_none_starts_while_there_is_no_room_for_all(testbed: Testbed, kubectl: Kubectl) -> None:
     """Two of the three would fit beside what is there already."""
     holder = testbed.run(["sbatch", "--parsable", "-w", "c3", "--exclusive", "--wrap", "sleep 600"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from slurmlet.base.errors import UserError
 from slurmlet.bench import measuring
 from slurmlet.bench.bars import bars
+from slurmlet.bench.crowding import ENDPOINTS_EACH, objects
 from slurmlet.bench.hostside import Tree
 from slurmlet.bench.measuring import (
     BARE,
@@ -189,3 +191,12 @@ def test_the_picture_has_a_bar_for_each_value() -> None:
     widths = [float(each.get("width") or 0) for each in root.findall("{http://www.w3.org/2000/svg}rect")]
     assert widths[1] * 2 == widths[2]
     assert "a & b" in "".join(root.itertext())
+
+
+def test_a_crowd_of_services_has_addresses_that_no_pod_gets_soon() -> None:
+    made = [objects(number, "10.244.0.0/16") for number in range(1000)]
+    ips = {one["addresses"][0] for _, piece in made for one in piece["endpoints"]}
+    assert len(ips) == 1000 * ENDPOINTS_EACH
+    assert all(ipaddress.ip_address(ip) in ipaddress.ip_network("10.244.128.0/17") for ip in ips)
+    service, piece = made[7]
+    assert piece["metadata"]["labels"] == {"kubernetes.io/service-name": service["metadata"]["name"]}

@@ -19,6 +19,7 @@ from typing import Any
 from slurmlet.base.errors import SlurmletError, UserError
 from slurmlet.base.layout import ClusterFiles, store_dir
 from slurmlet.base.processes import CommandError, run
+from slurmlet.bench.crowding import crowded
 from slurmlet.bench.hostside import HostSide, Tree
 from slurmlet.bench.measuring import (
     BARE,
@@ -50,13 +51,16 @@ Taken = dict[tuple[str, str], Samples]
 class NetworkBench:
     """Needs a running cluster of this user, two hosts of the partition, and an image with the measuring programs."""
 
-    def __init__(self, cluster: str, image: str, hosts: Sequence[str], partition: str | None) -> None:
+    def __init__(
+        self, cluster: str, image: str, hosts: Sequence[str], partition: str | None, services: int = 0
+    ) -> None:
         kubectl = find("kubectl")
         files = ClusterFiles.named(cluster)
         if kubectl is None or not files.kubeconfig.exists():
             raise UserError(f"cluster {cluster!r} is not there", hint=f"Run: slurmlet up -c {cluster}")
         self._kubectl = [str(kubectl), "--kubeconfig", str(files.kubeconfig)]
         self._image = image
+        self._cluster, self._crowd = cluster, services
         self._options = [f"--cpus-per-task={_CPUS}", f"--mem={_MEMORY_MB}M"]
         if partition is not None:
             self._options.append(f"--partition={partition}")
@@ -74,7 +78,7 @@ class NetworkBench:
             work = Path(name)
             tree = Tree.unpacked(Store(store_dir()), self._image, work / "tree")
             hosts = HostSide(tree, self._client, self._server, work, self._options)
-            with self._servers(hosts, work) as rig:
+            with crowded(self._cluster, self._name, self._crowd), self._servers(hosts, work) as rig:
                 return self._rounds(rig, runs, seconds, measurements, on_sample)
 
     def _rounds(

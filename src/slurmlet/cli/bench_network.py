@@ -26,14 +26,21 @@ from slurmlet.base.layout import DEFAULT_CLUSTER
 )
 @click.option("--hosts", metavar="A,B", help="Clients on A, servers on B (else two of sinfo's with room).")
 @click.option("--partition", metavar="P", help="Slurm's partition (else the default one).")
+@click.option(
+    "--services",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0, 4000),
+    help="So many Services more are there meanwhile, of ten endpoints each.",
+)
 @click.option("--only", metavar="TEXT", help="Only measurements whose name has this in it, such as TCP.")
 @click.option(
     "--picture", type=click.Path(dir_okay=False, writable=True), help="Draw the shares as an SVG file."
 )
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def command(
-    cluster: str, runs: int, seconds: int, image: str, hosts: str | None, partition: str | None, only: str | None,
-    picture: str | None, output: str,
+    cluster: str, runs: int, seconds: int, image: str, hosts: str | None, partition: str | None, services: int,
+    only: str | None, picture: str | None, output: str,
 ) -> None:  # fmt: skip
     """Bandwidth, round trips and connections between pods, beside the same programs on the bare hosts."""
     from slurmlet.base.errors import UserError
@@ -51,7 +58,9 @@ def command(
     def told(number: int, name: str, way: str, value: float | None, problem: str) -> None:
         say(f"  {number}/{runs} {name}, {way}: {problem if value is None else f'{value:.4g}'}")
 
-    result = as_json(NetworkBench(cluster, image, pair, partition).measure(runs, seconds, chosen, told))
+    result = as_json(
+        NetworkBench(cluster, image, pair, partition, services).measure(runs, seconds, chosen, told)
+    )
     if picture is not None:
         _draw(picture, result)
     if output == "json":
