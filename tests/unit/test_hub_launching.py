@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from slurmlet.base.files import read_json, write_json
-from slurmlet.hub import polling
+from slurmlet.hub import launching, polling
 from slurmlet.hub.credentials import RunnerAuthority
 from slurmlet.hub.launching import Launcher, LaunchKeeper
 from slurmlet.hub.polling import SlurmWatch
@@ -267,6 +269,21 @@ def test_an_allocation_whose_pod_never_began_is_ended_and_the_pod_gets_another(
     assert kept(settings, running) == [(UID, "7")]
     assert running.cancelled == ["7"]
     assert not claim.exists(), "the next job is to begin the pod"
+
+
+@pytest.mark.parametrize("srun_at_work", [False, True])
+def test_a_step_in_which_nobody_ever_began_is_ended_too(
+    settings: Settings, running: FakeScheduler, monkeypatch: pytest.MonkeyPatch, srun_at_work: bool
+) -> None:
+    """Left by an srun that was killed in the middle of its work: Slurm counts it as running, no host knows it."""
+    Ends(monkeypatch).with_step = {JobId("7")}
+    settings.files.pod(UID).claim.unlink()
+    sruns = [(77, "srun")] if srun_at_work else []
+    monkeypatch.setattr(immediate, "left_behind", lambda _word: iter(sruns))
+    now_s = itertools.count(0.0, 6.0)
+    monkeypatch.setattr(launching, "time", SimpleNamespace(monotonic=lambda: next(now_s)))
+    assert kept(settings, running, looks=2) == [], "a runner may be coming"
+    assert kept(settings, running, looks=4) == ([] if srun_at_work else [(UID, "7")])
 
 
 @pytest.mark.parametrize("why", ["step", "link", "batch"])

@@ -32,6 +32,9 @@ _AT_ONCE = 2
 _PAUSE_S, _LONGEST_PAUSE_S = 2.0, 30.0
 _LOOK_S = 3.0
 _LEFT_BEHIND_S = 60.0
+# A runner takes its pod in the first moment of its life. An srun that was killed in the middle of its work can leave a step
+# that Slurm counts as running and that no host has ever heard of.
+_NEVER_BEGAN_S = 15.0
 
 LANE = "immediate"
 _UNKNOWN = Site(problem="it is not known yet whether this site has a way")
@@ -122,6 +125,7 @@ class LaunchKeeper:
         self._is_linked, self._disowned = is_linked, disowned
         self._environment = command_environment()
         self._suspects: set[JobId] = set()  # had no step when last looked at
+        self._idle_since_s: dict[JobId, float] = {}  # have a step, and nobody has begun there
 
     async def run(self) -> None:
         await self._launcher.find_out()
@@ -146,16 +150,34 @@ class LaunchKeeper:
         alone = {
             job.job_id: (uid, job) for uid, job in self._watch.all_jobs().items() if self._is_alone(uid, job)
         }
-        without: set[JobId] = set()
+        ours: dict[JobId, PodUid] = {}
+        with_step: set[JobId] = set()
         if alone:
-            ours = await asyncio.to_thread(self._started_at_once, [uid for uid, _ in alone.values()])
-            if any(uid in ours for uid, _ in alone.values()):
-                with_step = await asyncio.to_thread(immediate.steps, self._environment)
-                without = {job_id for job_id, (uid, _) in alone.items() if uid in ours} - with_step
+            at_once = await asyncio.to_thread(self._started_at_once, [uid for uid, _ in alone.values()])
+            ours = {job_id: uid for job_id, (uid, _) in alone.items() if uid in at_once}
+        if ours:
+            with_step = await asyncio.to_thread(immediate.steps, self._environment)
+        without = ours.keys() - with_step
+        await self._look_for_idle_steps({job_id: uid for job_id, uid in ours.items() if job_id in with_step})
         # Twice in a row: a step may just be coming, and what squeue told of the job may just be outdated.
         for job_id in without & self._suspects:
             await self._finish(alone[job_id][0], job_id)
         self._suspects = without
+
+    async def _look_for_idle_steps(self, found: dict[JobId, PodUid]) -> None:
+        now_s = time.monotonic()
+        idle = {
+            job_id: uid for job_id, uid in found.items() if not await asyncio.to_thread(self._is_begun, uid)
+        }
+        self._idle_since_s = {job_id: self._idle_since_s.get(job_id, now_s) for job_id in idle}
+        for job_id, uid in idle.items():
+            if now_s - self._idle_since_s[job_id] >= _NEVER_BEGAN_S:
+                await self._start_over(uid, job_id)
+
+    def _is_begun(self, uid: PodUid) -> bool:
+        """Or about to: its srun is at work."""
+        files = self._settings.files.pod(uid)
+        return files.claim.exists() or any(immediate.left_behind(f"{files.root}"))
 
     def _is_alone(self, uid: PodUid, job: Job) -> bool:
         return jobstates.fate_of(job).stage is Stage.RUNNING and not self._is_linked(uid)
@@ -193,7 +215,7 @@ class LaunchKeeper:
             await asyncio.to_thread(claim.touch, 0o600, exist_ok=False)
         except OSError:
             return
-        log.info("Slurm job %s has no step, and its pod never began: ending it", job_id)
+        log.info("Slurm job %s runs, and its pod never began: ending it", job_id)
         try:
             await asyncio.to_thread(self._slurm.cancel, [job_id])
         finally:
