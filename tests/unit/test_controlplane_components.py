@@ -55,7 +55,7 @@ def test_api_server_checks_the_hub_and_shows_its_own_certificate(plan: dict[str,
 def test_upstream_gets_a_small_environment_and_the_hub_all_of_it(plan: dict[str, Component]) -> None:
     api = plan["kube-apiserver"].environment
     assert api == {"HOME": "/home/user1", "PATH": "/usr/bin", "GOMAXPROCS": "4"}
-    assert plan["hub"].environment == ENVIRONMENT
+    assert plan["hub"].environment == {**ENVIRONMENT, "MALLOC_ARENA_MAX": "1"}
 
 
 def test_only_clients_of_the_api_wait_for_it(plan: dict[str, Component]) -> None:

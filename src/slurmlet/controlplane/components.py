@@ -29,6 +29,8 @@ _PATIENCE_S = 30 * 24 * 3600
 FRONT_PROXY = "slurmlet:front-proxy"
 # Proxies of the site are for the outside; the components only talk to this host and to each other.
 _KEPT_VARIABLES = ("HOME", "PATH", "LANG", "TMPDIR", "USER", "LOGNAME")
+# The hub reads squeue and sacct in threads; by default the C library keeps a heap for each of them, and what they gave back.
+_FEW_ARENAS = {"MALLOC_ARENA_MAX": "1"}
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,11 @@ def components(
             small,
             healthy_after_s=_PROMPT_S,
         ),
-        Component(HUB, (sys.executable, "-P", "-m", "slurmlet.hub", str(files.root)), dict(environment)),
+        Component(
+            HUB,
+            (sys.executable, "-P", "-m", "slurmlet.hub", str(files.root)),
+            {**environment, **_FEW_ARENAS},
+        ),
     ]
 
 
