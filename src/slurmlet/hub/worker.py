@@ -130,7 +130,8 @@ class PodWorker:
         job = watch.job(state.uid)
         if job is not None and not jobstates.is_over(job.state):
             # Thousands may wait in the queue: only those it has news for are worth a turn.
-            news = job != self._seen_job or state.deleting or state.gone
+            untold = jobstates.fate_of(job).pending_reason not in ("", self._pending_told)
+            news = job != self._seen_job or untold or state.deleting or state.gone
             self._seen_job = job if watch.looked_since(state.mark) else None
         else:
             news = state.needs_slurm or state.gone or (job is not None and not state.job_over)
