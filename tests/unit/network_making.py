@@ -22,7 +22,7 @@ import pytest
 
 from slurmlet.runner import linux
 from slurmlet.runner.loop import Loop
-from slurmlet.runner.network import addresses, namespaces, netlink, overlay, setup
+from slurmlet.runner.network import addresses, datagrams, namespaces, netlink, overlay, podsockets, setup
 from slurmlet.runner.network.slow import packets
 from slurmlet.runner.network.slow.forwarder import Forwarder
 from slurmlet.runner.network.tables import Tables
@@ -55,7 +55,7 @@ class Pod:
         }
         self.setup = setup.from_plan(plan, HOST)
         self.tables = Tables(self.setup)
-        self.udp_socket = overlay.open_socket(self.setup.host_ip)
+        self.udp_socket = datagrams.open_socket(self.setup.host_ip)
         self.overlay = overlay.Overlay(loop, self.setup, self.tables, self.udp_socket)
         self.space: namespaces.PodNamespace | None = None
         self._open: list[socket.socket] = []
@@ -69,7 +69,7 @@ class Pod:
             self.space = make_space(ip)
             os.close(self._tun)
             self._tun = self.space.tun_fd
-            self.sockets = namespaces.PodSockets(self.space.netns_fd)
+            self.sockets = podsockets.PodSockets(self.space.netns_fd)
         self.forwarder = Forwarder(loop, self.setup, self.tables, self.overlay, self._tun)
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class Pod:
 
 def make_space(ip: str) -> namespaces.PodNamespace:
     try:
-        return namespaces.make(ip)
+        return namespaces.Making().finish(ip)
     except namespaces.NoNetwork as error:
         pytest.skip(f"this machine does not give us what a compute host would: {error}")
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from slurmlet.gateway.accepting import Accepting
 from slurmlet.runner.loop import Loop
-from slurmlet.runner.network import addresses, overlay
+from slurmlet.runner.network import addresses, datagrams
 from slurmlet.runner.network.dialling import Dialler
 from slurmlet.runner.network.overlay import Announcement, Overlay
 from slurmlet.runner.network.setup import HostPort, Setup
@@ -71,7 +71,7 @@ class Place:
 
     def __post_init__(self) -> None:
         self.tables = Tables(self.setup)
-        self.overlay = Overlay(self.loop, self.setup, self.tables, overlay.open_socket(self.setup.host_ip))
+        self.overlay = Overlay(self.loop, self.setup, self.tables, datagrams.open_socket(self.setup.host_ip))
         self.dialler = Dialler(self.loop, self.setup, self.tables, self.overlay)
         self.overlay.on_whois = self.dialler.recall
 

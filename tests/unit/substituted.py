@@ -17,10 +17,11 @@ import pytest
 from slurmlet.runner import linux
 from slurmlet.runner.loop import Loop
 from slurmlet.runner.network import addresses
+from slurmlet.runner.network.datagrams import open_socket
 from slurmlet.runner.network.fast import filtering
 from slurmlet.runner.network.fast.native import library as native
 from slurmlet.runner.network.fast.substituting import Supervisor
-from slurmlet.runner.network.overlay import Overlay, open_socket
+from slurmlet.runner.network.overlay import Overlay
 from slurmlet.runner.network.setup import Setup
 from slurmlet.runner.network.tables import Tables
 from slurmlet.upstream import compiling

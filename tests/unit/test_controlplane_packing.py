@@ -4,16 +4,18 @@ import io
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 from slurmlet import __version__
 from slurmlet.controlplane.packing import pack_runner, runner_sources, write_runner
 
 SOURCES = {
-    "__main__.py": b"import sys\nfrom slurmlet.runner.main import main\nsys.exit(main())\n",
+    "__main__.py": runner_sources()["__main__.py"],
     "slurmlet/__init__.py": b"",
     "slurmlet/runner/__init__.py": b"",
     "slurmlet/runner/main.py": b"import sys\ndef main():\n    print('ran', sys.argv[1:])\n    return 7\n",
+    "slurmlet/runner/broken.py": b"def work():\n    raise ValueError('its own line')\n",
 }
 
 
@@ -29,32 +31,54 @@ def test_runs_with_its_arguments_and_exit_status(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (7, "ran ['some dir']\n")
 
 
-def test_compiled_modules_are_used(tmp_path: Path) -> None:
-    # The compiled module says another thing than the source: what is printed tells which one ran.
-    path = tmp_path / "runner.pyz"
-    path.write_bytes(pack_runner(SOURCES))
+def rewritten(path: Path, change: Callable[[str, bytes], tuple[str, bytes]]) -> None:
+    """The archive with other names and contents in it."""
     changed = io.BytesIO()
     with zipfile.ZipFile(path) as old, zipfile.ZipFile(changed, "w") as new:
         for name in old.namelist():
-            data = old.read(name)
-            new.writestr(
-                name, b"raise SystemExit('compiled')" if name.endswith("main.py") and "/" in name else data
-            )
+            new.writestr(*change(name, old.read(name)))
     path.write_bytes(changed.getvalue())
-    assert run(path).stdout == "ran ['some dir']\n"
+
+
+def test_compiled_modules_are_used(tmp_path: Path) -> None:
+    # The source says another thing than what was compiled: what is printed tells which one ran.
+    path = tmp_path / "runner.pyz"
+    path.write_bytes(pack_runner(SOURCES))
+    rewritten(path, lambda name, data: (name, b"raise SystemExit(3)" if name.endswith("/main.py") else data))
+    done = run(path)
+    assert (done.returncode, done.stdout) == (7, "ran ['some dir']\n")
 
 
 def test_another_python_falls_back_to_the_source(tmp_path: Path) -> None:
     path = tmp_path / "runner.pyz"
     path.write_bytes(pack_runner(SOURCES))
-    changed = io.BytesIO()
-    with zipfile.ZipFile(path) as old, zipfile.ZipFile(changed, "w") as new:
-        for name in old.namelist():
-            data = old.read(name)
-            new.writestr(name, b"\x00\x00\r\n" + data[4:] if name.endswith(".pyc") else data)
-    path.write_bytes(changed.getvalue())
+
+    def of_another(name: str, data: bytes) -> tuple[str, bytes]:
+        if name.startswith("compiled-"):
+            return "compiled-00000d0a", b"not for you"
+        return name, b"\x00\x00\r\n" + data[4:] if name.endswith(".pyc") else data
+
+    rewritten(path, of_another)
     done = run(path)
     assert (done.returncode, done.stdout) == (7, "ran ['some dir']\n")
+
+
+def test_a_traceback_shows_the_source(tmp_path: Path) -> None:
+    path = tmp_path / "runner.pyz"
+    call = b"""
+import traceback
+from slurmlet.runner.broken import work
+
+def main():
+    try:
+        work()
+    except ValueError:
+        traceback.print_exc()
+"""
+    path.write_bytes(pack_runner({**SOURCES, "slurmlet/runner/main.py": call}))
+    said = run(path, "-S").stderr
+    assert "slurmlet/runner/broken.py" in said
+    assert "    raise ValueError('its own line')" in said
 
 
 def test_same_input_same_bytes(tmp_path: Path) -> None:

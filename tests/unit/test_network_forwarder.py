@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from slurmlet.runner.network import addresses
-from slurmlet.runner.network.overlay import open_socket
+from slurmlet.runner.network.datagrams import open_socket
 from slurmlet.runner.network.slow import packets
 from slurmlet.runner.network.slow.udpendpoint import UdpEndpoint
 from slurmlet.runner.network.tables import Peer

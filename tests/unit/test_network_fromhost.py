@@ -12,9 +12,10 @@ import pytest
 
 from slurmlet.runner import linux
 from slurmlet.runner.network import addresses
+from slurmlet.runner.network.datagrams import open_socket
 from slurmlet.runner.network.fast import filtering
 from slurmlet.runner.network.fast.fromhost import HostSupervisor
-from slurmlet.runner.network.overlay import Overlay, open_socket
+from slurmlet.runner.network.overlay import Overlay
 from slurmlet.runner.network.tables import Tables
 from tests.unit.substituted import Program, World, compiled, needs_notifications, world
 

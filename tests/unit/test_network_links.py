@@ -12,8 +12,9 @@ import pytest
 from slurmlet.gateway.accepting import Accepting
 from slurmlet.runner.loop import Loop
 from slurmlet.runner.network import addresses
+from slurmlet.runner.network.datagrams import MAX_PACKET_BYTES
 from slurmlet.runner.network.dialling import Dialler
-from slurmlet.runner.network.overlay import MAX_PACKET_BYTES, Announcement
+from slurmlet.runner.network.overlay import Announcement
 from slurmlet.runner.network.sealing.sealer import Sealer
 from slurmlet.runner.network.setup import Tls
 from slurmlet.runner.network.slow import links

@@ -12,6 +12,7 @@ import pytest
 PROLOGUE = """
 import json, os, socket, sys
 from slurmlet.runner import linux, sandbox
+from slurmlet.runner.network import podsockets
 
 def answer(value):
     print(json.dumps(value), flush=True)
@@ -28,8 +29,8 @@ def work(inside):
 LOOK = """
 def look(namespaces):
     directory = sys.argv[1]
-    space = namespaces.make("10.244.0.7", os.path.join(directory, "sys"))
-    sockets = namespaces.PodSockets(space.netns_fd)
+    space = namespaces.Making().finish("10.244.0.7", os.path.join(directory, "sys"))
+    sockets = podsockets.PodSockets(space.netns_fd)
     web = sockets.tcp(socket.AF_INET)
     web.bind(("10.244.0.7", 80))
     web.listen()
@@ -64,13 +65,13 @@ NO_NAMESPACES = """
 def look(namespaces):
     with open("/proc/sys/user/max_net_namespaces", "w") as file:
         file.write("0")
-    namespaces.make("10.244.0.7")
+    namespaces.Making().finish("10.244.0.7")
 """
 
 NO_DEVICE = """
 def look(namespaces):
     linux.mount("tmpfs", "/dev/net", "tmpfs")
-    namespaces.make("10.244.0.7")
+    namespaces.Making().finish("10.244.0.7")
 """
 
 

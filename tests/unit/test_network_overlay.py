@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from slurmlet.runner.loop import Loop
-from slurmlet.runner.network import addresses, overlay
+from slurmlet.runner.network import addresses, datagrams
 from slurmlet.runner.network.overlay import Announcement, Overlay
 from slurmlet.runner.network.setup import Setup, from_plan
 from slurmlet.runner.network.tables import Peer, Tables
@@ -47,7 +47,7 @@ class Net:
         self._stack, self.loop = stack, Loop()
 
     def end(self, key: str = "11") -> End:
-        return End(self.loop, self._stack.enter_context(overlay.open_socket(LOOPBACK)), key)
+        return End(self.loop, self._stack.enter_context(datagrams.open_socket(LOOPBACK)), key)
 
     def stranger(self) -> socket.socket:
         made = self._stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))

@@ -20,6 +20,7 @@ from typing import Any
 from slurmlet.base.errors import SlurmletError, UserError
 from slurmlet.base.layout import ClusterFiles
 from slurmlet.base.processes import run
+from slurmlet.bench import images
 from slurmlet.bench.statistics import summary
 from slurmlet.upstream.locating import find
 
@@ -66,6 +67,7 @@ class BurstBench:
 
     def measure(self, count: int, on_ask: Callable[[str, float, int], None]) -> list[Phase]:
         """`on_ask` gets the phase, the last exec's seconds, and how many are through."""
+        images.have(self._image)
         with self._steady():
             calm = Phase(CALM)
             for number in range(_CALM_ASKS):

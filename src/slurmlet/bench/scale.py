@@ -25,6 +25,7 @@ from slurmlet.base.errors import SlurmletError, UserError
 from slurmlet.base.files import read_json
 from slurmlet.base.layout import ClusterFiles
 from slurmlet.base.processes import run
+from slurmlet.bench import images
 from slurmlet.kube.client import METADATA_LIST, ApiClient, ApiError
 
 _PATIENCE_S = 600.0
@@ -170,6 +171,7 @@ class ScaleBench:
         on_crowd: Callable[[Crowd], None] = lambda _: None,
     ) -> Scale:
         pid = self._hub_pid()
+        images.have(self._image)
         counts = [min(batch, pods - start) for start in range(0, pods, batch)]
         sbatch: list[Batch] = []
         of_pods: list[Batch] = []

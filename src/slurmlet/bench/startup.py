@@ -19,7 +19,7 @@ from typing import Any
 from slurmlet.base.errors import UserError
 from slurmlet.base.layout import ClusterFiles
 from slurmlet.base.processes import run
-from slurmlet.bench import marks
+from slurmlet.bench import images, marks
 from slurmlet.bench.statistics import Summary, summary
 from slurmlet.model.launching import BATCH, LAUNCH_ANNOTATION
 from slurmlet.upstream.locating import find
@@ -57,6 +57,7 @@ class StartupBench:
     def compare(self, runs: int, on_run: Callable[[int, float, float], None]) -> Comparison:
         raw_s: list[float] = []
         pod_s: list[float] = []
+        images.have(self._image)
         with marks.workspace() as directory:
             self._pod(directory, "warm")
             for number, phase in enumerate(_phases(runs)):

@@ -1,7 +1,8 @@
 """runner.pyz: the runner as one file on the shared file system, ready to start in every job.
 
-Holds compiled modules beside their sources: where the compute node's Python is the one that packed it, nothing is
-compiled at start; any other Python finds the sources. The same input gives the same bytes.
+Holds all modules compiled, in one piece, beside their sources: where the compute node's Python is the one that packed
+it, nothing is compiled or searched at start (runner/archived.py); any other Python finds the sources. The same input
+gives the same bytes.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ import contextlib
 import hashlib
 import importlib.util
 import io
-import py_compile
+import marshal
 import sys
-import tempfile
 import zipfile
+from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 
 from slurmlet import __version__
@@ -21,11 +22,10 @@ from slurmlet.base.errors import SlurmletError
 from slurmlet.base.files import private_dir, write_private
 from slurmlet.base.layout import cache_dir
 
-_MAIN = """import sys
-from slurmlet.runner.main import main
-sys.exit(main())
-"""
+_BEGINNING = "slurmlet/runner/archived.py"
 _KEPT_PACKS = 4
+# The head of a .pyc that is never compared with its source.
+_UNCHECKED = MAGIC_NUMBER + (1).to_bytes(4, "little") + bytes(8)
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
@@ -41,8 +41,8 @@ def write_runner(path: Path) -> None:
 
 
 def _packed_before(sources: dict[str, bytes]) -> bytes:
-    """The same sources packed by the same Python are read from the cache: compiling them takes a third of a second."""
-    made_of = hashlib.sha256(f"{sys.version}\0{_MAIN}".encode())
+    """What was packed before of the same things, from the cache: compiling takes a third of a second."""
+    made_of = hashlib.sha256(sys.version.encode() + Path(__file__).read_bytes())
     for name, source in sorted(sources.items()):
         made_of.update(f"\0{name}\0{len(source)}\0".encode() + source)
     known = cache_dir() / "runners" / f"{made_of.hexdigest()[:32]}.pyz"
@@ -72,34 +72,27 @@ def runner_sources() -> dict[str, bytes]:
     found = {f"slurmlet/runner/{file.relative_to(root)}": file.read_bytes() for file in root.rglob("*.py")}
     # `slurmlet` itself holds its version only: whatever its __init__ grows, runners must not pay for it.
     package = f'__version__ = "{__version__}"\n'.encode()
-    return {**found, "slurmlet/__init__.py": package, "__main__.py": _MAIN.encode()}
+    return {**found, "slurmlet/__init__.py": package, "__main__.py": found[_BEGINNING]}
 
 
 def pack_runner(sources: dict[str, bytes]) -> bytes:
     buffer = io.BytesIO()
     buffer.write(b"#!/usr/bin/env python3\n")
+    modules = dict(map(_compiled, sorted(sources.items())))
     with zipfile.ZipFile(buffer, "a") as archive:
+        _add(archive, f"compiled-{MAGIC_NUMBER.hex()}", marshal.dumps(modules))
+        _add(archive, "__main__.pyc", _UNCHECKED + modules.pop("__main__")[1])
         for name in sorted(sources):
             _add(archive, name, sources[name])
-            if name != "__main__.py":
-                _add(archive, name + "c", compiled(name, sources[name]))
     return buffer.getvalue()
 
 
-def compiled(name: str, source: bytes) -> bytes:
-    """An unchecked-hash pyc: no time in it, and no stat of a source at import."""
-    with tempfile.TemporaryDirectory() as scratch:
-        file = Path(scratch, "module.py")
-        file.write_bytes(source)
-        target = py_compile.compile(
-            str(file),
-            cfile=str(Path(scratch, "module.pyc")),
-            dfile=name,
-            doraise=True,
-            invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
-        )
-        assert target is not None
-        return Path(target).read_bytes()
+def _compiled(source: tuple[str, bytes]) -> tuple[str, tuple[bool, bytes]]:
+    """A module's name → whether it is a package, its marshalled code."""
+    path, text = source
+    name, is_package = path.removesuffix(".py").replace("/", "."), path.endswith("/__init__.py")
+    code = compile(text, path, "exec", dont_inherit=True)
+    return name.removesuffix(".__init__"), (is_package, marshal.dumps(code))
 
 
 def _add(archive: zipfile.ZipFile, name: str, data: bytes) -> None:

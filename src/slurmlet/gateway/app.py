@@ -27,7 +27,7 @@ from slurmlet.gateway.settings import HubAccess, Settings
 from slurmlet.runner import wire
 from slurmlet.runner.link import Link
 from slurmlet.runner.loop import Loop
-from slurmlet.runner.network import addresses, overlay
+from slurmlet.runner.network import addresses, datagrams
 from slurmlet.runner.network.dialling import Dialler
 from slurmlet.runner.network.overlay import Overlay
 from slurmlet.runner.network.ports.hostports import Door, HostPorts, named
@@ -52,7 +52,7 @@ class Gateway:
         setup, files = settings.setup, settings.files
         earlier = read_json(files.gateway) or {}
         self._tables = Tables(setup)
-        udp = overlay.open_socket(setup.host_ip, int(earlier.get("overlay_port", 0)))
+        udp = datagrams.open_socket(setup.host_ip, int(earlier.get("overlay_port", 0)))
         self._links: Links | None = None
         self._overlay = Overlay(loop, setup, self._tables, udp)
         sealer = self._sealer()

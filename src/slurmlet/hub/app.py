@@ -258,6 +258,7 @@ async def _serve_runners(
             "runner_port": server.sockets[0].getsockname()[1],
             **ports,
             "server_name": SERVER_NAME,
+            "pod_network": settings.network is not None,
             "pid": os.getpid(),
         },
     )

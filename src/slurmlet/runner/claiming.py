@@ -44,7 +44,7 @@ class PodDir(NamedTuple):
         return self.file("logs")
 
     def hub(self) -> Dict[str, Any]:
-        """Where the hub listens now: {addresses, runner_port, server_name}. Raises OSError or ValueError."""
+        """Where the hub listens now: {addresses, runner_port, server_name, pod_network}. Raises OSError or ValueError."""
         with open(os.path.join(self.cluster_dir, "hub.json"), encoding="utf-8") as file:
             found: Dict[str, Any] = json.load(file)
         return found

@@ -15,8 +15,9 @@ from slurmlet.runner.scratch import choose_base
 
 # What a pod usually needs, so that a fork loads nothing; and what is needed when the archive that we came in is gone.
 _LOADED = (
-    "shutil", "traceback", "slurmlet.runner.main", "slurmlet.runner.network.attaching", "slurmlet.runner.probing",
-    "slurmlet.runner.running", "slurmlet.runner.sandbox", "slurmlet.runner.unpacking",
+    "shutil", "traceback", "slurmlet.runner.keeping", "slurmlet.runner.main", "slurmlet.runner.network.attaching",
+    "slurmlet.runner.network.daemon", "slurmlet.runner.preparing", "slurmlet.runner.probing", "slurmlet.runner.running",
+    "slurmlet.runner.sandbox", "slurmlet.runner.unpacking",
 )  # fmt: skip
 
 
@@ -25,6 +26,7 @@ def load_runner() -> None:
         importlib.import_module(name)
     # Pages of what is loaded stay shared: the collector of a fork leaves them alone.
     gc.freeze()
+    gc.enable()
 
 
 def guarded(work: Callable[[], int]) -> int:

@@ -118,7 +118,8 @@ class Link:
             return
         try:
             context = self._context()
-            name = str(self._hub.get("server_name", "hub.slurmlet"))
+            # As bytes: for a str Python would load its tables of international names.
+            name: Any = str(self._hub.get("server_name", "hub.slurmlet")).encode()
             self._tls = context.wrap_socket(plain, server_hostname=name, do_handshake_on_connect=False)
         except (OSError, ValueError) as error:
             self._next_address(f"{address}: {error}")

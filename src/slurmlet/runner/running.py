@@ -2,38 +2,37 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Any, Dict, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
-from slurmlet.runner import VERSION, keeping, linux, reporting, wire
+from slurmlet.runner import VERSION, linux, reporting, wire
 from slurmlet.runner.children import Children
 from slurmlet.runner.claiming import PodDir
-from slurmlet.runner.context import PodContext, write_etc
-from slurmlet.runner.lifecycle import Lifecycle
 from slurmlet.runner.link import Link
 from slurmlet.runner.loop import Loop
-from slurmlet.runner.networks import HostNetwork, Network
-from slurmlet.runner.outofmemory import KillCounter
-from slurmlet.runner.overlay import Roots
 from slurmlet.runner.reporting import Reporter
-from slurmlet.runner.runtime import NoRuntime, OciRuntime, find_runtime
 from slurmlet.runner.sandbox import Inside
-from slurmlet.runner.scratch import Scratch, choose_base
-from slurmlet.runner.sharing import Forbidden, share_ipc
 from slurmlet.runner.streams import Session, Stream, Streams, find_container
-from slurmlet.runner.volumes import Volumes
 
 if TYPE_CHECKING:
+    from slurmlet.runner.context import PodContext
+    from slurmlet.runner.lifecycle import Lifecycle
     from slurmlet.runner.network.attaching import PodNetwork
+    from slurmlet.runner.network.namespaces import Making
+    from slurmlet.runner.networks import Network
+    from slurmlet.runner.scratch import Scratch
     from slurmlet.runner.usage import Usage
 
 # Slurm kills what is left KillWait (30 s unless configured) after SIGTERM; some of it is for the last report.
 SIGNALLED_GRACE_S = 25.0
 BYE_WAIT_S = 3.0
-_PRIVATE_OPTIONS = "mode=0700,size=256m"
+_STARTED_S = 2.0
+# What a pod will need, in the order of its needs. Loaded while the hub answers, one in each turn of the loop.
+_AHEAD = ("volumes", "runtime", "context", "lifecycle", "preparing", "keeping")
 
 
 def run_pod(pod: PodDir, job_id: str, inside: Inside) -> int:
@@ -52,6 +51,7 @@ class Runner:
         self._context: Optional[PodContext] = None
         self._scratch: Optional[Scratch] = None
         self._usage: Optional[Usage] = None
+        self._making: Optional[Making] = None
         self._pod_network: Optional[PodNetwork] = None
         self._address = "127.0.0.1"
         self._exit_code = 0
@@ -62,11 +62,31 @@ class Runner:
         self._loop.reading(inside.lifeline, self._orphaned)
 
     def run(self) -> int:
+        # main.py has stopped it for the time of loading.
+        self._loop.later(_STARTED_S, gc.enable)
+        self._begin_network()
         self._link.start()
+        self._loop.soon(lambda: self._load_ahead(list(_AHEAD)))
         self._loop.run()
         self._say_bye()
         self._clean_up()
         return self._exit_code
+
+    def _begin_network(self) -> None:
+        """Most pods want a network of their own, and the kernel can make it while we have other things to do."""
+        try:
+            wanted = bool(self._pod.hub().get("pod_network"))
+        except (OSError, ValueError):
+            return
+        if wanted:
+            from slurmlet.runner.network import attaching
+
+            self._making = attaching.begin()
+
+    def _load_ahead(self, names: List[str]) -> None:
+        if names and self._lifecycle is None:
+            __import__("slurmlet.runner." + names.pop(0))
+            self._loop.soon(lambda: self._load_ahead(names))
 
     # The link.
 
@@ -110,6 +130,8 @@ class Runner:
                 self._reporter.problem(message["problem"]["reason"], message["problem"]["message"])
             self._stop(float(message.get("grace_s") or 0))
         elif kind == "volumes" and self._context is not None:
+            from slurmlet.runner import keeping
+
             keeping.refresh(self._context, message)
         elif kind == "ephemeral" and self._lifecycle is not None:
             from slurmlet.runner.ephemeral import start
@@ -129,14 +151,21 @@ class Runner:
     # The pod.
 
     def _begin(self, plan: Dict[str, Any]) -> None:
+        from slurmlet.runner import keeping, preparing
+        from slurmlet.runner.lifecycle import Lifecycle
+
+        around = preparing.Around(self._loop, self._children, self._reporter, self._pod, self._inside.mapping)
         try:
-            self._context = self._make_context(plan)
-        except Forbidden as error:
+            self._scratch = preparing.make_scratch(self._pod)
+            preparing.mount_private(self._scratch)
+            network = self._make_network(plan, self._scratch)
+            self._context = preparing.make_context(around, plan, self._scratch, network)
+        except preparing.Forbidden as error:
             self._reporter.event("Warning", "SysctlForbidden", str(error))
             self._reporter.problem("SysctlForbidden", str(error))
             self._end_without_pod(1)
             return
-        except (OSError, NoRuntime) as error:
+        except (OSError, preparing.NoRuntime) as error:
             self._reporter.problem("NodeNotUsable", str(error))
             self._end_without_pod(1)
             return
@@ -144,51 +173,17 @@ class Runner:
         keeping.begin(self._context, self._lifecycle)
         self._sweep()
 
-    def _make_context(self, plan: Dict[str, Any]) -> PodContext:
-        with open("/proc/self/uid_map", encoding="ascii") as file:
-            real_uid = int(file.read().split()[1])
-        base = choose_base(os.environ, os.geteuid(), real_uid)
-        self._scratch = scratch = Scratch(base, self._pod.uid)
-        linux.mount("tmpfs", scratch.private, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, _PRIVATE_OPTIONS)
-        network = self._make_network(plan, scratch)
-        write_etc(scratch, network, plan)
-        executable = find_runtime(self._pod.cluster_dir)
-        # Before the runtime is looked at: it may hide cgroups.
-        oom = KillCounter()
-        ipc_dir = share_ipc(plan, scratch)
-        pid_namespace = ""
-        if plan.get("share_pid"):
-            from slurmlet.runner.pausing import start_pause
-
-            pid_namespace = start_pause(
-                self._children, scratch.private_dir("empty"), os.path.join(scratch.private, "pid-namespace")
-            )
-        return PodContext(
-            loop=self._loop,
-            children=self._children,
-            runtime=OciRuntime(
-                self._children, executable, scratch.private_dir("rt"), self._inside.mapping, network.enter
-            ),
-            roots=Roots(self._children),
-            volumes=Volumes(plan, scratch, self._inside.mapping),
-            scratch=scratch,
-            reporter=self._reporter,
-            mapping=self._inside.mapping,
-            network=network,
-            pod=self._pod,
-            plan=plan,
-            pid_namespace=pid_namespace,
-            ipc_dir=ipc_dir,
-            oom=oom,
-        )
-
     def _make_network(self, plan: Dict[str, Any], scratch: Scratch) -> Network:
         if not plan.get("network"):
+            from slurmlet.runner.networks import HostNetwork
+
+            if self._making is not None:
+                self._making.abandon()
             return HostNetwork(plan, self._address)
         from slurmlet.runner.network.attaching import Parts, PodNetwork
 
         libraries = os.path.join(self._pod.cluster_dir, "bin")
-        parts = Parts(self._loop, self._children, scratch, self._link.send, libraries)
+        parts = Parts(self._loop, self._children, scratch, self._link.send, libraries, self._making)
         self._pod_network = PodNetwork(parts, plan, self._address)
         self._pod_network.introduce()
         return self._pod_network

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import struct
 import sys
-from typing import Any, Callable, Dict, Optional, Protocol
+from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Protocol
 
 from slurmlet.runner import wire
-from slurmlet.runner.lifecycle import Lifecycle
+
+if TYPE_CHECKING:
+    from slurmlet.runner.lifecycle import Lifecycle
 
 Send = Callable[[bytes], None]
 

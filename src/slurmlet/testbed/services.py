@@ -102,12 +102,13 @@ class Daemons:
             )
 
     def _await_port(self, service: str, port: int) -> None:
-        name = PROCESS_NAMES[service]
+        # `setsid --fork` returns before its child has become the daemon: until then the child bears its name.
+        names = {PROCESS_NAMES[service], "setsid"}
 
         def ready() -> bool:
             if listens(self.init, port):
                 return True
-            if name not in processes_in(self.init).values():
+            if names.isdisjoint(processes_in(self.init).values()):
                 raise SlurmletError("it ended at once")
             return False
 

@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, NamedTuple, Optional
 from slurmlet.runner import linux, wire
 from slurmlet.runner.children import Children
 from slurmlet.runner.loop import Loop
-from slurmlet.runner.network import addresses, namespaces, overlay
+from slurmlet.runner.network import addresses, datagrams, namespaces
 from slurmlet.runner.network.channel import Channel
 from slurmlet.runner.network.fast import filtering
 from slurmlet.runner.network.setup import FAST, FROM_HOST, NO_NETNS, PACKETS, Setup, from_plan
@@ -28,6 +28,8 @@ from slurmlet.runner.scratch import Scratch
 _FIRST_RESTART_S, _MAX_RESTART_S = 0.0, 5.0
 _NUMBER_BYTES = 8
 _ERRNO_BYTES = 4
+# The fast path is the kernel's own TCP between hosts, in which nobody can encrypt.
+_NOT_FAST = "encryption between hosts was asked for"
 
 
 class NoNetwork(OSError):
@@ -42,6 +44,8 @@ class Parts(NamedTuple):
     say: Callable[[bytes], None]
     # Where netd's native library may be: native/library.py.
     libraries: str = ""
+    # The namespace, if it was begun before the plan was known.
+    making: Optional[namespaces.Making] = None
 
 
 class PodNetwork:
@@ -52,14 +56,17 @@ class PodNetwork:
         # By which other netds know this one; where the pod has its host's network it is shown to nobody.
         self._overlay_ip = addresses.text(self._setup.ip)
         if plan["network"].get("from_host"):
+            if parts.making is not None:
+                parts.making.abandon()
             self._setup = self._setup._replace(ip=self._setup.host_ip)
-            self._space, self.mode, self.why = None, FROM_HOST, _no_filter(self._setup)
+            self._space, self.mode = None, FROM_HOST
+            self.why = filtering.missing() if self._setup.tls is None else _NOT_FAST
         else:
-            self._space, self.mode, self.why = _choose(self._setup, directory)
+            self._space, self.mode, self.why = _choose(self._setup, directory, parts.making)
         self._contexts = _contexts(self._setup, directory)
         self.sysfs = self._space.sysfs if self._space is not None else ""
         self._journal = os.path.join(directory, "journal")
-        self._overlay = overlay.open_socket(self._setup.host_ip)
+        self._overlay = datagrams.open_socket(self._setup.host_ip)
         self._dial = _listen(directory, "dial")
         self._directory = os.open(directory, os.O_PATH | os.O_CLOEXEC)
         # Listeners arrive from children that are about to become a runtime.
@@ -288,21 +295,22 @@ def _contexts(setup: Setup, directory: str) -> Any:
     return contexts.make(setup.tls, directory)
 
 
-def _no_filter(setup: Setup) -> str:
-    """Why there can be no fast path, or "". It is the kernel's own TCP between hosts, in which nobody can encrypt."""
-    return filtering.missing() if setup.tls is None else "encryption between hosts was asked for"
+def begin() -> namespaces.Making:
+    """What can be made and found out before the plan is known."""
+    return namespaces.Making(filtering.missing)
 
 
-def _choose(setup: Setup, directory: str) -> Any:
+def _choose(setup: Setup, directory: str, making: Optional[namespaces.Making]) -> Any:
     """(namespace or None, mode, why not the best of them)."""
-    no_filter = _no_filter(setup)
+    making = making or begin()
     try:
-        space: Optional[namespaces.PodNamespace] = namespaces.make(
+        space: Optional[namespaces.PodNamespace] = making.finish(
             addresses.text(setup.ip), os.path.join(directory, "sys")
         )
         no_space = ""
     except namespaces.NoNetwork as error:
         space, no_space = None, str(error)
+    no_filter = making.seen if setup.tls is None else _NOT_FAST
     if space is not None:
         return space, PACKETS if no_filter else FAST, no_filter
     if setup.tls is not None:

@@ -20,8 +20,9 @@ from slurmlet.runner import linux
 from slurmlet.runner.loop import Loop
 from slurmlet.runner.network import addresses
 from slurmlet.runner.network.channel import Channel
-from slurmlet.runner.network.namespaces import PodNamespace, PodSockets
+from slurmlet.runner.network.namespaces import PodNamespace
 from slurmlet.runner.network.overlay import Overlay
+from slurmlet.runner.network.podsockets import PodSockets
 from slurmlet.runner.network.ports.hostports import HostPorts, named
 from slurmlet.runner.network.setup import FROM_HOST, PACKETS, Setup
 from slurmlet.runner.network.tables import Tables
@@ -65,6 +66,7 @@ def run(start: Start) -> None:
         # What is remembered of connections is many small objects without cycles: looking through them all costs, and
         # finds nothing.
         gc.freeze()
+        gc.enable()
         gc.set_threshold(_COLLECT_AFTER, 10, 100)
         loop = Loop()
         _Daemon(loop, start)

@@ -1,4 +1,4 @@
-"""The pod's network namespace and its TUN device, made by an unprivileged user; and sockets inside of it.
+"""The pod's network namespace and its TUN device, made by an unprivileged user.
 
 Only a fork may enter a new network namespace: the way back to the host's is closed to everybody but the host's root. The
 runner is not dumpable, so it cannot look at its own child's namespaces either; the child hands them over itself.
@@ -9,17 +9,15 @@ from __future__ import annotations
 import errno
 import json
 import os
-import queue
 import signal
 import socket
 import struct
-import threading
 from fcntl import ioctl
-from typing import Any, Callable, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, List, NamedTuple
 
 from slurmlet.runner import linux
 from slurmlet.runner.network import addresses, netlink
-from slurmlet.runner.network.overlay import MAX_PACKET_BYTES
+from slurmlet.runner.network.datagrams import MAX_PACKET_BYTES
 
 DEVICE = "eth0"
 # As large as one datagram of the overlay carries. A datagram of a program is then one packet to us, whatever its size, and
@@ -43,51 +41,82 @@ class PodNamespace(NamedTuple):
     sysfs: str
 
 
-def make(ip: str, sysfs: str = "") -> PodNamespace:
-    """The namespace of a pod with this address; its /sys is mounted at the directory `sysfs`, made for it."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    pid = os.fork()
-    if pid == 0:
-        _in_child(theirs, ip, sysfs)
-    with ours:
+class Making:
+    """A namespace that a fork makes while we do other things; whose it will be is told at the end.
+
+    The fork waits for that, whatever it has met. So nobody else reaps it, unless we end without a pod. `look` is for
+    what else should be known of this node by then: called there, and what it says is `seen` after `finish`.
+    """
+
+    def __init__(self, look: Callable[[], str] = str) -> None:
+        self.seen = ""
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._pid = os.fork()
+        if self._pid == 0:
+            self._channel.close()
+            _in_child(theirs, look)
         theirs.close()
-        said, fds, _, _ = socket.recv_fds(ours, _MAX_MESSAGE_BYTES, 2)
-    # Nobody reaps in between: only the loop does, and it does not turn while we are here.
-    os.waitpid(pid, 0)
-    answer = json.loads(said) if said else {"error": "the process that made the namespace vanished"}
-    if len(fds) != 2:
-        raise NoNetwork(answer["error"])
-    for fd in fds:
-        os.set_inheritable(fd, False)
-    return PodNamespace(fds[0], fds[1], answer["sysfs"])
+
+    def finish(self, ip: str, sysfs: str = "") -> PodNamespace:
+        """For a pod with this address; the namespace's /sys is mounted at the directory `sysfs`, made for it."""
+        with self._channel as channel:
+            channel.send(json.dumps([ip, sysfs]).encode())
+            said, fds, _, _ = socket.recv_fds(channel, _MAX_MESSAGE_BYTES, 2)
+        # The loop, which reaps, does not turn while we are here.
+        os.waitpid(self._pid, 0)
+        answer = json.loads(said) if said else {"error": "the process that made the namespace vanished"}
+        self.seen = answer.get("seen", "")
+        if len(fds) != 2:
+            raise NoNetwork(answer["error"])
+        for fd in fds:
+            os.set_inheritable(fd, False)
+        return PodNamespace(fds[0], fds[1], answer["sysfs"])
+
+    def abandon(self) -> None:
+        self._channel.close()
 
 
-def _in_child(channel: socket.socket, ip: str, sysfs: str) -> None:
+def _in_child(channel: socket.socket, look: Callable[[], str]) -> None:
     try:
         # The runner's handlers write to a pipe it shares with us.
         signal.set_wakeup_fd(-1)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+        fds, problem, seen = [], "", look()
         try:
-            fds, answer = _build(ip, sysfs)
+            fds = _build()
         except OSError as error:
-            reason = {"error": (error.strerror or str(error))[:_MAX_REASON_CHARS]}
-            socket.send_fds(channel, [json.dumps(reason).encode()], [])
-        else:
-            socket.send_fds(channel, [json.dumps(answer).encode()], fds)
+            problem = _reason(error)
+        asked = channel.recv(_MAX_MESSAGE_BYTES)
+        if not asked:
+            return
+        ip, sysfs = json.loads(asked)
+        answer = {"seen": seen}
+        if not problem:
+            try:
+                _configure(ip)
+                answer["sysfs"] = _mount_sysfs(sysfs) if sysfs else ""
+            except OSError as error:
+                problem = _reason(error)
+        if problem:
+            fds, answer["error"] = [], problem
+        socket.send_fds(channel, [json.dumps(answer).encode()], fds)
     finally:
         os._exit(0)
 
 
-def _build(ip: str, sysfs: str) -> Tuple[List[int], Any]:
+def _reason(error: OSError) -> str:
+    return (error.strerror or str(error))[:_MAX_REASON_CHARS]
+
+
+def _build() -> List[int]:
     _step("this node gives users no network namespaces", lambda: linux.unshare(linux.CLONE_NEWNET))
     tun = _step(f"this node gives users no {_TUN}", lambda: os.open(_TUN, os.O_RDWR | os.O_NONBLOCK))
     request = struct.pack("16sH22x", DEVICE.encode(), _IFF_TUN | _IFF_NO_PI)
     _step("the kernel made no TUN device", lambda: ioctl(tun, _TUNSETIFF, request))
-    _configure(ip)
     # Any port, and ping, for everybody.
     _set("net/ipv4/ip_unprivileged_port_start", "0")
     _set("net/ipv4/ping_group_range", f"0 {_last_group()}")
-    netns = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    return [netns, tun], {"sysfs": _mount_sysfs(sysfs) if sysfs else ""}
+    return [os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC), tun]
 
 
 def _step(refused: str, act: Callable[[], Any]) -> Any:
@@ -135,55 +164,3 @@ def _mount_sysfs(path: str) -> str:
     except OSError:
         return ""
     return path
-
-
-class PodSockets:
-    """Makes sockets in the pod's namespace for a process that stays outside: descriptors belong to all threads.
-
-    One thread enters the namespace for good, since it could not come back. It does nothing but this.
-    """
-
-    def __init__(self, netns_fd: int) -> None:
-        self._wanted: queue.SimpleQueue[Optional[Tuple[int, int]]] = queue.SimpleQueue()
-        self._made: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        threading.Thread(target=self._serve, args=(netns_fd,), name="pod-sockets", daemon=True).start()
-        self._take()
-
-    def tcp(self, family: int = socket.AF_INET) -> socket.socket:
-        return self._make(family, socket.SOCK_STREAM)
-
-    def udp(self, family: int = socket.AF_INET) -> socket.socket:
-        return self._make(family, socket.SOCK_DGRAM)
-
-    def close(self) -> None:
-        self._wanted.put(None)
-
-    def _make(self, family: int, kind: int) -> socket.socket:
-        self._wanted.put((family, kind))
-        made = self._take()
-        assert isinstance(made, socket.socket)
-        return made
-
-    def _take(self) -> Any:
-        made = self._made.get()
-        if isinstance(made, OSError):
-            raise made
-        return made
-
-    def _serve(self, netns_fd: int) -> None:
-        # Signals are the main thread's; here they would only interrupt.
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        try:
-            linux.setns(netns_fd, linux.CLONE_NEWNET)
-        except OSError as error:
-            self._made.put(error)
-            return
-        self._made.put(None)
-        while True:
-            wanted = self._wanted.get()
-            if wanted is None:
-                return
-            try:
-                self._made.put(socket.socket(*wanted))
-            except OSError as error:
-                self._made.put(error)

@@ -16,22 +16,17 @@ from typing import Any, Callable, Dict, Iterable, NamedTuple, Optional, Protocol
 
 from slurmlet.runner.loop import Loop, Timer
 from slurmlet.runner.network import addresses
+from slurmlet.runner.network.datagrams import HEAD, TAG_BYTES
 from slurmlet.runner.network.setup import Setup
 from slurmlet.runner.network.tables import TCP, Peer, Tables
 
 PACKET, ANNOUNCE, ASK, ANSWER, WHOIS = 1, 2, 3, 4, 5
-_HEAD = struct.Struct(">BQ")
 _ANNOUNCE = struct.Struct(">IHIHH")
 _ASK = struct.Struct(">IIHI")
 _ANSWER = struct.Struct(">IH")
 _WHOIS = struct.Struct(">HH")
-_TAG_BYTES = 16
 _MAX_SKEW_MS = 300_000
 _MAX_DATAGRAM_BYTES = 65535
-# What fits into one datagram: UDP carries 65507 bytes. The MTU of pods.
-MAX_PACKET_BYTES = 65507 - _HEAD.size - _TAG_BYTES
-# The kernel gives at most rmem_max of it; bursts of announcements and packets wait there.
-_BUFFER_BYTES = 4 << 20
 # An answer that is no host port anybody here could have.
 DENIED = 1
 _ASK_AGAIN_S, _ASK_TIMES = 0.1, 8
@@ -70,25 +65,10 @@ class Announcement(NamedTuple):
     port: int
 
 
-def open_socket(host_ip: int, port: int = 0) -> socket.socket:
-    """Made by the runner and kept by it, so that a new netd has the same port. `port` is a wish: that of the last time."""
-    made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    made.setblocking(False)
-    for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
-        made.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
-    # Datagrams larger than the path's MTU are fragmented by the kernel; a pod's MTU is not the wire's.
-    made.setsockopt(socket.IPPROTO_IP, 10, 0)  # IP_MTU_DISCOVER, IP_PMTUDISC_DONT
-    try:
-        made.bind((addresses.text(host_ip), port))
-    except OSError:
-        made.bind((addresses.text(host_ip), 0))
-    return made
-
-
 class Overlay:
     def __init__(self, loop: Loop, setup: Setup, tables: Tables, sock: socket.socket) -> None:
         self._loop, self._setup, self._tables, self._socket = loop, setup, tables, sock
-        self._hash = hashlib.blake2b(digest_size=_TAG_BYTES, key=setup.key)
+        self._hash = hashlib.blake2b(digest_size=TAG_BYTES, key=setup.key)
         # With the time it came; the oldest first.
         self._expected: Dict[Key, Tuple[Announcement, float]] = {}
         self._asked: Dict[int, Tuple[OnAnswer, Timer]] = {}
@@ -163,7 +143,7 @@ class Overlay:
             self._send(peer, WHOIS, _WHOIS.pack(source_port, host_port))
 
     def _send(self, peer: Peer, kind: int, body: bytes) -> None:
-        head = _HEAD.pack(kind, time.time_ns() // 1_000_000)
+        head = HEAD.pack(kind, time.time_ns() // 1_000_000)
         tag = self._hash.copy()
         tag.update(head)
         tag.update(body)
@@ -222,17 +202,17 @@ class Overlay:
         self._received(self._view[:size_bytes], host_ip, port)
 
     def _received(self, datagram: memoryview, host_ip: int, port: int) -> None:
-        if len(datagram) < _HEAD.size + _TAG_BYTES:
+        if len(datagram) < HEAD.size + TAG_BYTES:
             self.dropped += 1
             return
         tag = self._hash.copy()
-        tag.update(datagram[:-_TAG_BYTES])
-        kind, sent_ms = _HEAD.unpack_from(datagram)
+        tag.update(datagram[:-TAG_BYTES])
+        kind, sent_ms = HEAD.unpack_from(datagram)
         fresh = abs(time.time_ns() // 1_000_000 - sent_ms) <= _MAX_SKEW_MS
-        if not fresh or not hmac.compare_digest(tag.digest(), datagram[-_TAG_BYTES:]):
+        if not fresh or not hmac.compare_digest(tag.digest(), datagram[-TAG_BYTES:]):
             self.dropped += 1
             return
-        body = bytes(datagram[_HEAD.size : -_TAG_BYTES])
+        body = bytes(datagram[HEAD.size : -TAG_BYTES])
         if kind == PACKET:
             if self.links is None:
                 self.deliver(body, host_ip, port)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import platform
 import socket
 import struct
 from typing import Dict, List, NamedTuple, Optional, Tuple
@@ -61,9 +60,9 @@ _MACHINES = {
 
 def machine(name: Optional[str] = None) -> Machine:
     """Raises OSError where nobody has written down the numbers: such a pod goes the slow path."""
-    found = _MACHINES.get(name or platform.machine())
+    found = _MACHINES.get(name or os.uname().machine)
     if found is None:
-        raise OSError(errno.ENOTSUP, f"no filter is known for {name or platform.machine()} programs")
+        raise OSError(errno.ENOTSUP, f"no filter is known for {name or os.uname().machine} programs")
     return found
 
 
@@ -74,7 +73,7 @@ def missing() -> str:
             # As old as the way to hand out a socket as the answer to a call: Linux 5.14.
             sock.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8)
         except OSError:
-            return f"Linux 5.14 or newer is needed for pods' own TCP sockets, this is {platform.release()}"
+            return f"Linux 5.14 or newer is needed for pods' own TCP sockets, this is {os.uname().release}"
     pid = os.fork()
     if pid == 0:
         code = 255

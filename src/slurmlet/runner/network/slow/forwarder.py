@@ -12,7 +12,8 @@ from typing import Callable, Dict, Optional
 
 from slurmlet.runner.loop import Loop
 from slurmlet.runner.network import tables
-from slurmlet.runner.network.overlay import MAX_PACKET_BYTES, Overlay
+from slurmlet.runner.network.datagrams import MAX_PACKET_BYTES
+from slurmlet.runner.network.overlay import Overlay
 from slurmlet.runner.network.setup import Setup
 from slurmlet.runner.network.slow import fragments, packets
 from slurmlet.runner.network.slow.flows import Flow, Flows, Via, key

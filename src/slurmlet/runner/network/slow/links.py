@@ -18,8 +18,9 @@ from typing import Callable, Deque, Dict, Optional, Set, Tuple
 
 from slurmlet.runner.loop import Loop
 from slurmlet.runner.network import addresses
+from slurmlet.runner.network.datagrams import MAX_PACKET_BYTES
 from slurmlet.runner.network.dialling import connect_from
-from slurmlet.runner.network.overlay import MAX_PACKET_BYTES, Overlay
+from slurmlet.runner.network.overlay import Overlay
 from slurmlet.runner.network.relaying import reset
 from slurmlet.runner.network.sealing.connection import Sealed
 from slurmlet.runner.network.sealing.piping import HEAD

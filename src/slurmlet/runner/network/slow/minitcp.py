@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Tuple
 from slurmlet.runner.loop import Loop
 from slurmlet.runner.network import addresses, tables
 from slurmlet.runner.network.dialling import Dialler, OnDialled, connect_host
-from slurmlet.runner.network.namespaces import MTU, PodSockets
+from slurmlet.runner.network.namespaces import MTU
 from slurmlet.runner.network.overlay import Announcement, Overlay
+from slurmlet.runner.network.podsockets import PodSockets
 from slurmlet.runner.network.relaying import reset
 from slurmlet.runner.network.setup import Setup
 from slurmlet.runner.network.slow import packets, tcpsegments

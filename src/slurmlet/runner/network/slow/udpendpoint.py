@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from typing import Callable, Optional
 
-from slurmlet.runner.network.overlay import MAX_PACKET_BYTES, Overlay
+from slurmlet.runner.network.datagrams import MAX_PACKET_BYTES
+from slurmlet.runner.network.overlay import Overlay
 from slurmlet.runner.network.setup import Setup
 from slurmlet.runner.network.slow import fragments, packets
 from slurmlet.runner.network.tables import Peer, Tables
