@@ -18,16 +18,26 @@ import pytest
 
 from slurmlet.base.processes import Completed
 from slurmlet.testbed.hosts import Testbed
+from tests.e2e.reading import Reader
 
 IMAGE = "localhost:5000/busybox:1"
 # Another name lets two people try tests on one testbed at the same time.
 CLUSTER = os.environ.get("E2E_CLUSTER", "default")
 
 
+USER = "user1"
+_READERS: list[Reader] = []
+
+
+def pytest_sessionfinish() -> None:
+    for reader in _READERS:
+        reader.close()
+
+
 class Kubectl:
     """kubectl of user1 in one namespace."""
 
-    def __init__(self, testbed: Testbed, namespace: str, user: str = "user1", cluster: str = CLUSTER) -> None:
+    def __init__(self, testbed: Testbed, namespace: str, user: str = USER, cluster: str = CLUSTER) -> None:
         self.testbed = testbed
         self.cluster = cluster
         self.namespace = namespace
@@ -35,9 +45,12 @@ class Kubectl:
 
     def argv(self, *arguments: str) -> list[str]:
         # Not `slurmlet kubectl`, which has tests of its own: a Python less to start for each of thousands of calls.
+        return [*self._plain, "-n", self.namespace, *arguments]
+
+    @property
+    def _plain(self) -> list[str]:
         home = self.testbed.environment(self.user)["HOME"]
-        config = f"--kubeconfig={home}/.slurmlet/{self.cluster}/kubeconfig"
-        return ["kubectl", config, "-n", self.namespace, *arguments]
+        return ["kubectl", f"--kubeconfig={home}/.slurmlet/{self.cluster}/kubeconfig"]
 
     def __call__(
         self, *arguments: str, stdin: str | bytes | None = None, check: bool = True, timeout_s: float = 90
@@ -63,7 +76,19 @@ class Kubectl:
         documents = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
         self("apply", "-f", "-", stdin=json.dumps(documents))
 
+    @property
+    def reader(self) -> Reader | None:
+        """For the cluster that all tests share: the others come and go."""
+        if (self.user, self.cluster) != (USER, CLUSTER):
+            return None
+        if not _READERS:
+            _READERS.append(Reader(self.testbed, self._plain, USER))
+        return _READERS[0]
+
     def get(self, kind: str, name: str | None = None, *more: str) -> Any:
+        found = self.reader.get(kind, name, self.namespace, *more) if self.reader is not None else None
+        if found is not None:
+            return found
         words = [kind, name] if name else [kind]
         return json.loads(self("get", *words, "-o", "json", *more).stdout)
 
@@ -75,7 +100,9 @@ class Kubectl:
 
     def wait_phase(self, name: str, *phases: str, timeout_s: float = 60) -> Any:
         """The pod once it is in one of the phases."""
-        return eventually(lambda: (p := self.pod(name))["status"].get("phase") in phases and p, timeout_s)
+        return eventually(
+            lambda: (p := self.pod(name))["status"].get("phase") in phases and p, timeout_s, 0.1
+        )
 
     def events(self, name: str) -> list[tuple[str, str]]:
         """(reason, message) of everything told about a pod."""
@@ -166,10 +193,17 @@ def kubectl(testbed: Testbed, cluster: str, leaving: list[subprocess.Popen[bytes
     """kubectl in a fresh namespace that goes with the test, and all its pods with it."""
     namespace = f"t-{uuid.uuid4().hex[:8]}"
     here = Kubectl(testbed, namespace)
-    here("create", "namespace", namespace)
+    reader = here.reader
+    assert reader is not None
+    made = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
+    if reader.ask("POST", "/api/v1/namespaces", made) is None:
+        here("create", "namespace", namespace)
     # Pods created before the account exists would be refused.
-    eventually(lambda: here("get", "serviceaccount", "default", check=False).ok)
+    eventually(lambda: reader.get("serviceaccount", "default", namespace), every_s=0.05)
     yield here
+    path, now = f"/api/v1/namespaces/{namespace}", {"gracePeriodSeconds": 0}
+    if reader.ask("DELETE", f"{path}/pods", now) is not None and reader.ask("DELETE", path) is not None:
+        return
     pods = here.argv("delete", "pods", "--all", "--grace-period=0", "--force", "--wait=false")
     rest = here.argv("delete", "namespace", namespace, "--wait=false")
     silent: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)

@@ -123,11 +123,11 @@ def test_a_rolling_update_never_leaves_nobody_ready(kubectl: Kubectl) -> None:
     seen = []
 
     def rolled() -> bool:
-        status = kubectl.get("deployment", "rolling")["status"]
+        found = kubectl.get("deployment", "rolling")
+        status = found["status"]
         seen.append(status.get("readyReplicas", 0))
-        return bool(
-            status.get("updatedReplicas") == 2 == status.get("replicas") and status.get("readyReplicas") == 2
-        )
+        counts = [status.get(name) for name in ("updatedReplicas", "replicas", "readyReplicas")]
+        return bool(status["observedGeneration"] == found["metadata"]["generation"] and counts == [2, 2, 2])
 
     eventually(rolled, 60)
     assert min(seen) >= 2

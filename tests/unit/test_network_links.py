@@ -16,7 +16,6 @@ from slurmlet.runner.network.datagrams import MAX_PACKET_BYTES
 from slurmlet.runner.network.dialling import Dialler
 from slurmlet.runner.network.overlay import Announcement
 from slurmlet.runner.network.sealing.sealer import Sealer
-from slurmlet.runner.network.setup import Tls
 from slurmlet.runner.network.slow import links
 from slurmlet.runner.network.slow.links import Links
 from slurmlet.runner.network.slow.tcpdoors import Doors
@@ -51,18 +50,6 @@ class Netd:
 def loop() -> Iterator[Loop]:
     with making_loop() as made:
         yield made
-
-
-@pytest.fixture(scope="module")
-def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
-    return make_tls(tmp_path_factory.mktemp("pki"))
-
-
-@pytest.fixture
-def sealer(loop: Loop, tls: Tls) -> Iterator[TrackedSealer]:
-    made = TrackedSealer(loop, tls)
-    yield made
-    made.close()
 
 
 @pytest.fixture

@@ -35,18 +35,6 @@ def loop() -> Iterator[Loop]:
         yield made
 
 
-@pytest.fixture(scope="module")
-def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
-    return make_tls(tmp_path_factory.mktemp("pki"))
-
-
-@pytest.fixture
-def sealer(loop: Loop, tls: Tls) -> Iterator[Sealer]:
-    made = TrackedSealer(loop, tls)
-    yield made
-    made.close()
-
-
 @pytest.fixture
 def ends(loop: Loop, sealer: Sealer) -> Pair:
     return sealed_pair(loop, sealer)

@@ -153,13 +153,14 @@ class HubWatch:
 class ScaleBench:
     """Needs a running cluster of this user on this host, and an image with a shell."""
 
-    def __init__(self, cluster: str, image: str) -> None:
+    def __init__(self, cluster: str, image: str, runtime_class: str = "") -> None:
         self._files = ClusterFiles.named(cluster)
         config = read_json(self._files.config)
         if not isinstance(config, dict):
             raise UserError(f"cluster {cluster!r} is not there", hint=f"Run: slurmlet up -c {cluster}")
         self._server = f"https://{config['api_address']}:{config['api_port']}"
         self._image = image
+        self._choice = {"runtimeClassName": runtime_class} if runtime_class else {}
         self._run_id = f"bench-{os.getpid()}"
 
     def measure(
@@ -308,6 +309,7 @@ class ScaleBench:
             "spec": {
                 "restartPolicy": "Never",
                 "automountServiceAccountToken": False,
+                **self._choice,
                 "containers": [container],
                 "volumes": [{"name": "bench", "hostPath": {"path": str(directory)}}],
             },

@@ -91,9 +91,17 @@ def startup(
     type=click.IntRange(0, 10_000),
     help="So many more pods are there meanwhile, their jobs held in Slurm's queue.",
 )
+@click.option("--runtime-class", metavar="NAME", default="", help="Of the pods: pool or queue.")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def scale(
-    cluster: str, pods: int, batch: int, image: str, picture: str | None, known: int, output: str
+    cluster: str,
+    pods: int,
+    batch: int,
+    image: str,
+    picture: str | None,
+    known: int,
+    runtime_class: str,
+    output: str,
 ) -> None:
     """Pods a second, from the request until they are gone, beside raw sbatch; and what they cost the hub."""
     from slurmlet.bench.scale import Batch, Crowd, ScaleBench
@@ -109,7 +117,7 @@ def scale(
 
     if known:
         say(f"  {known} pods with held jobs …")
-    result = ScaleBench(cluster, image).measure(pods, batch, told, known, told_crowd)
+    result = ScaleBench(cluster, image, runtime_class).measure(pods, batch, told, known, told_crowd)
     if picture is not None:
         _draw(picture, result)
         say(f"Drawn: {picture}")

@@ -12,7 +12,7 @@ import os
 import select
 import socket
 import struct
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from slurmlet.runner.loop import Loop
 from slurmlet.runner.network import addresses
@@ -190,8 +190,16 @@ class Supervisor:
             self.counts["failed"] += 1
             call.answer((error.errno if isinstance(error, OSError) else 0) or errno.EIO)
 
+    def _subject(self, call: Call, counted: str) -> Tuple[int, Any]:
+        """A copy of the socket that a call is about, and what is known of it; -1 and None where the call is answered."""
+        fd = self._copy(call)
+        sock = self._known(call, fd) if fd >= 0 else None
+        if sock is None:
+            return -1, None
+        self.counts[counted] += 1
+        return fd, sock
+
     def _copy(self, call: Call) -> int:
-        """A copy of the socket a call is about; answers the call itself where there is none."""
         fd = self._processes.descriptor(call.pid, call.a0)
         if fd < 0:
             call.answer(-fd)
@@ -259,12 +267,8 @@ class Supervisor:
     # bind(), listen().
 
     def _bind(self, call: Call) -> None:
-        fd = self._copy(call)
-        if fd < 0:
-            return
-        sock = self._known(call, fd)
+        fd, sock = self._subject(call, "bind")
         if sock is not None:
-            self.counts["bind"] += 1
             error = self._bound(call, fd, sock)
             sock.undelivered = not call.answer(error) and not error
             os.close(fd)
@@ -287,12 +291,8 @@ class Supervisor:
         return error
 
     def _listen(self, call: Call) -> None:
-        fd = self._copy(call)
-        if fd < 0:
-            return
-        sock = self._known(call, fd)
+        fd, sock = self._subject(call, "listen")
         if sock is not None:
-            self.counts["listen"] += 1
             call.answer(self._listening(fd, sock, _word.unpack(struct.pack("=I", call.a1 & 0xFFFFFFFF))[0]))
             os.close(fd)
 
@@ -317,13 +317,8 @@ class Supervisor:
     # connect(), accept().
 
     def _connect(self, call: Call) -> None:
-        fd = self._processes.descriptor(call.pid, call.a0)
-        if fd < 0:
-            call.answer(-fd)
-            return
-        sock = self._known(call, fd)
+        fd, sock = self._subject(call, "connect")
         if sock is not None:
-            self.counts["connect"] += 1
             self._connecting.connect(call, fd, sock)
 
     def _accept(self, call: Call) -> None:
@@ -331,24 +326,15 @@ class Supervisor:
         self._accept4(call._replace(a3=0))
 
     def _accept4(self, call: Call) -> None:
-        fd = self._processes.descriptor(call.pid, call.a0)
-        if fd < 0:
-            call.answer(-fd)
-            return
-        sock = self._known(call, fd)
+        fd, sock = self._subject(call, "accept")
         if sock is not None:
-            self.counts["accept"] += 1
             self._accepting.accept(call, fd, sock, call.a3)
 
     # Names.
 
     def _getsockname(self, call: Call) -> None:
-        fd = self._copy(call)
-        if fd < 0:
-            return
-        sock = self._known(call, fd)
+        fd, sock = self._subject(call, "getsockname")
         if sock is not None:
-            self.counts["getsockname"] += 1
             self._write(call, self._local(fd, sock))
             os.close(fd)
 
@@ -366,12 +352,8 @@ class Supervisor:
         return addresses.encode(sock.family, ip, address.port)
 
     def _getpeername(self, call: Call) -> None:
-        fd = self._copy(call)
-        if fd < 0:
-            return
-        sock = self._known(call, fd)
+        fd, sock = self._subject(call, "getpeername")
         if sock is not None:
-            self.counts["getpeername"] += 1
             raw = self._kernel.raw_peer(fd)
             if raw:
                 self._write(call, sock.peer() if sock.peer_port else raw)

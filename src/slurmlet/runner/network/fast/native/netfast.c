@@ -443,7 +443,7 @@ static int deliver(struct netfast *nf, int notify_fd, const struct notification 
     uint64_t key = key_of(ip, port, l->port);
     int sure = claim(nf, key, &what);
     if (!sure) {
-        if (!nf->pending) nf->pending = netfast_receive(nf);
+        if (!nf->pending) nf->pending = receive_until(nf, key);
         sure = claim(nf, key, &what);
     }
     if (sure && !handed_over(nf, notify_fd, call, l, made, &what)) return NOTHING;

@@ -119,7 +119,8 @@ static void announce(struct netfast *nf, uint64_t where, uint32_t ip, uint16_t p
     /* What does not go out is asked for by the other side. */
     (void)!sendto(nf->udp, &a, sizeof a, MSG_DONTWAIT, (struct sockaddr *)&to, sizeof to);
 }
-static int is_announcement(struct netfast *nf, ssize_t bytes) {
+/* The key of an announcement that came, now expected; 0: it is something else. */
+static uint64_t announced(struct netfast *nf, ssize_t bytes) {
     struct announcement a;
     uint8_t right[TAG], differ = 0;
     if (nf->holding || bytes != sizeof a || nf->room[0] != ANNOUNCE) return 0;
@@ -129,24 +130,27 @@ static int is_announcement(struct netfast *nf, ssize_t bytes) {
     int64_t skew = now_ms() - (int64_t)be64toh(a.time_ms);
     if (differ || skew > MAX_SKEW_MS || skew < -MAX_SKEW_MS) return 0;
     nf->look = 1;
-    expect(nf, (struct expected){.key = key_of(ntohl(nf->sender.sin_addr.s_addr), ntohs(a.host_source_port), ntohs(a.port)),
-                                 .source_ip = ntohl(a.source_ip), .source_port = ntohs(a.source_port),
+    uint64_t key = key_of(ntohl(nf->sender.sin_addr.s_addr), ntohs(a.host_source_port), ntohs(a.port));
+    expect(nf, (struct expected){.key = key, .source_ip = ntohl(a.source_ip), .source_port = ntohs(a.source_port),
                                  .ip = ntohl(a.ip), .port = ntohs(a.port), .came_s = now_s()});
-    return 1;
+    return key;
 }
 #define MAX_AT_ONCE 64
-/* The next datagram that is Python's (its size), or 0. */
-int netfast_receive(struct netfast *nf) {
+/* The next datagram that is Python's (its size), or 0; also when the announcement that is looked for has come. */
+static int receive_until(struct netfast *nf, uint64_t wanted) {
     int size = nf->pending;
     nf->pending = 0;
     for (int i = 0; !size && i < MAX_AT_ONCE; i++) {
         socklen_t bytes = sizeof nf->sender;
         ssize_t got = recvfrom(nf->udp, nf->room, (size_t)nf->room_bytes, MSG_DONTWAIT, (struct sockaddr *)&nf->sender, &bytes);
         if (got < 0) return 0;
-        if (got && !is_announcement(nf, got)) size = (int)got;
+        uint64_t key = got ? announced(nf, got) : 0;
+        if (key && key == wanted) return 0;
+        if (got && !key) size = (int)got;
     }
     return size;
 }
+int netfast_receive(struct netfast *nf) { return receive_until(nf, 0); }
 uint64_t netfast_sender(const struct netfast *nf) {
     return (uint64_t)ntohl(nf->sender.sin_addr.s_addr) << 16 | ntohs(nf->sender.sin_port);
 }
