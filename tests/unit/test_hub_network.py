@@ -158,15 +158,15 @@ def test_who_comes_is_told_everything_then_changes() -> None:
 def test_changes_at_once_become_one_message_and_what_did_not_change_none() -> None:
     async def scenario(board: Board, _pusher: Pusher, follow: Callable[..., FakeLink]) -> None:
         link = follow()
-        await until(lambda: len(link.messages) == 2)
+        await until(lambda: len(link.messages) == 3)
         for number in range(100):
             board.put(PODS, f"10.244.1.{number}", ["192.0.2.6", 4500 + number, {}])
             board.put(PODS, f"10.244.1.{number}", ["192.0.2.6", 4500 + number, {"80": 1}])
-        await until(lambda: len(link.messages) == 3)
+        await until(lambda: len(link.messages) == 4)
         board.put(PODS, "10.244.1.1", ["192.0.2.6", 4501, {"80": 1}])
         await asyncio.sleep(0.05)
-        assert len(link.messages) == 3
-        assert len(link.messages[2]["pods"]) == 100
+        assert len(link.messages) == 4
+        assert len(link.messages[3]["pods"]) == 100
 
     pushing(scenario)
 
@@ -180,11 +180,12 @@ def test_large_tables_go_in_pieces_and_old_entries_stay_until_the_last() -> None
         link.tables.apply(
             {"pods": {"10.244.9.250": ["192.0.2.6", 1, {}], "10.244.0.1": ["192.0.2.7", 9, {}]}}
         )
-        await until(lambda: len(link.messages) == 4)
+        await until(lambda: len(link.messages) == 5)
         pieces = link.messages[1:]
-        assert [len(piece["pods"]) for piece in pieces] == [1000, 1000, 500]
+        assert [len(piece.get("pods", ())) for piece in pieces] == [1000, 1000, 500, 0]
         assert [(piece["reset"], piece["complete"]) for piece in pieces] == [
             (True, False),
+            (False, False),
             (False, False),
             (False, True),
         ]
@@ -200,6 +201,30 @@ def test_large_tables_go_in_pieces_and_old_entries_stay_until_the_last() -> None
     pushing(scenario)
 
 
+def test_what_was_learned_a_moment_ago_is_never_forgotten_for_a_moment() -> None:
+    """As after the death of a hub: its tables were made for a first pod before the others had dialled in again."""
+    here = ["192.0.2.6", 4500, {"80": 40123}]
+
+    async def scenario(board: Board, _pusher: Pusher, follow: Callable[..., FakeLink]) -> None:
+        first = follow()
+        await until(lambda: len(first.messages) == 3)
+        board.put(PODS, "10.244.0.7", here)
+        await until(lambda: first.route("10.244.0.7", 80) == POD)
+        # One is in the log behind those tables, one not even there yet.
+        board.put(PODS, "10.244.0.8", here)
+        second = follow(uid=TWO)
+        await until(lambda: any(message.get("complete") for message in second.messages))
+        told_before = Tables(second.tables._setup)
+        told_before.apply({"pods": {"10.244.0.7": here, "10.244.0.8": here, "10.244.0.9": here}})
+        for message in second.messages:
+            told_before.apply(message)
+            for ip in ("10.244.0.7", "10.244.0.8"):
+                assert told_before.route(6, numbers.number(ip), 80).kind == POD
+        assert told_before.route(6, numbers.number("10.244.0.9"), 80).kind == UNREACHABLE
+
+    pushing(scenario)
+
+
 def test_a_follower_that_does_not_read_costs_nothing_and_starts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slurmlet.hub.network.board._MAX_LOG_BYTES", 5000)
     monkeypatch.setattr("slurmlet.hub.network.pushing._BASE_S", 0.0)
@@ -207,7 +232,7 @@ def test_a_follower_that_does_not_read_costs_nothing_and_starts_anew(monkeypatch
 
     async def scenario(board: Board, _pusher: Pusher, follow: Callable[..., FakeLink]) -> None:
         slow, quick = follow(), follow(uid=TWO)
-        await until(lambda: len(slow.messages) == len(quick.messages) == 2)
+        await until(lambda: len(slow.messages) == len(quick.messages) == 3)
         slow.gate.clear()
         for number in range(200):
             board.put(PODS, "10.244.0.9", ["192.0.2.6", 1000 + number, {}])
@@ -239,7 +264,7 @@ def test_frames_are_made_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def scenario(board: Board, _pusher: Pusher, follow: Callable[..., FakeLink]) -> None:
         links = [follow(uid=PodUid(f"u-{number}")) for number in range(50)]
-        await until(lambda: all(len(link.messages) == 2 for link in links))
+        await until(lambda: all(len(link.messages) == 3 for link in links))
         board.put(PODS, "10.244.0.9", ["192.0.2.6", 1, {}])
         await until(lambda: all(link.route("10.244.0.9", 1) == POD for link in links))
         assert made.count("tables") == 2

@@ -75,7 +75,8 @@ class Board:
             self._first += 1
 
     def snapshot(self) -> tuple[list[bytes], int]:
-        """(frames that tell everything, the place in the log that follows them)."""
+        """(frames that tell everything, the place in the log that follows them). They may be old: with the log up to its end
+        they are what is known now, and only then may COMPLETE follow."""
         size = sum(map(len, self._snapshot or ()))
         stale = self._snapshot_at < self._first or self._since_bytes > max(size, _SMALL_BYTES)
         if self._snapshot is None or stale:
@@ -91,8 +92,12 @@ class Board:
         return self._log[place - self._first] if place < self.end else None
 
 
+# All has been told: what an earlier hub had told, and this one has not, is gone.
+COMPLETE = wire.control("network", reset=False, complete=True)
+
+
 def _frames(tables: Mapping[str, Mapping[str, Any]], *, whole: bool = False) -> list[bytes]:
-    """Of at most _MAX_ENTRIES each. `whole`: the first says so, and the last that no more of it follows."""
+    """Of at most _MAX_ENTRIES each. `whole`: the first says so, and all of them that COMPLETE is to follow."""
     entries = [(name, key, value) for name, table in tables.items() for key, value in table.items()]
     pieces = [entries[start : start + _MAX_ENTRIES] for start in range(0, len(entries), _MAX_ENTRIES)]
     if whole and not pieces:
@@ -101,7 +106,7 @@ def _frames(tables: Mapping[str, Mapping[str, Any]], *, whole: bool = False) -> 
     for number, piece in enumerate(pieces):
         message: dict[str, Any] = {"reset": whole and number == 0}
         if whole:
-            message["complete"] = number == len(pieces) - 1
+            message["complete"] = False
         for name, key, value in piece:
             message.setdefault(name, {})[key] = value
         frames.append(wire.control("network", **message))

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from slurmlet.hub.links import LinkLost, RunnerLink
-from slurmlet.hub.network.board import Board
+from slurmlet.hub.network.board import COMPLETE, Board
 from slurmlet.runner import wire
 
 log = logging.getLogger(__name__)
@@ -39,6 +39,7 @@ class Pusher:
         self._followers: dict[RunnerLink, Follower] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._told_s = 0.0
+        self._rounds = 0
 
     def __len__(self) -> int:
         return len(self._followers)
@@ -52,6 +53,7 @@ class Pusher:
     def _tell(self) -> None:
         self._board.tell()
         self._timer = None
+        self._rounds += 1
         self._told_s = asyncio.get_running_loop().time()
         for follower in self._followers.values():
             follower.wake.set()
@@ -89,23 +91,31 @@ class Pusher:
                 fields = follower.own()
                 if fields is not None:
                     await follower.link.send(wire.control("network", reset=False, **fields))
-            place = await self._catch_up(follower.link, place)
+            place = await self._catch_up(follower, place)
             if place == self._board.end and not follower.own_due:
                 await follower.wake.wait()
 
-    async def _catch_up(self, link: RunnerLink, place: int | None) -> int:
+    async def _catch_up(self, follower: Follower, place: int | None) -> int:
+        link = follower.link
         try:
             if place is not None:
                 return await self._send_log(link, place)
         except LookupError:
             log.info("the runner of pod %s fell behind and is told everything anew", link.uid)
+        known = self._rounds + (self._timer is not None)
         frames, place = self._board.snapshot()
         for frame in frames:
             await link.send(frame)
+        # It is about to forget what it was not told: so also what is known by now and waits for the next round.
+        while self._rounds < known and link.alive:
+            follower.wake.clear()
+            await follower.wake.wait()
         try:
-            return await self._send_log(link, place)
+            place = await self._send_log(link, place)
         except LookupError:
             return place
+        await link.send(COMPLETE)
+        return place
 
     async def _send_log(self, link: RunnerLink, place: int) -> int:
         while (frame := self._board.frame(place)) is not None:
