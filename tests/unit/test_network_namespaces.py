@@ -61,6 +61,19 @@ def look(namespaces):
     os.waitpid(pid, 0)
 """
 
+KILLED = """
+import signal, time
+def look(namespaces):
+    making = namespaces.Making(lambda: "looked")
+    os.kill(making._pid, signal.SIGKILL)
+    if sys.argv[1] == "reaped":
+        os.waitpid(making._pid, 0)
+    else:
+        os.waitid(os.P_PID, making._pid, os.WEXITED | os.WNOWAIT)
+    space = making.finish("10.244.0.7")
+    answer({"fds": len({space.netns_fd, space.tun_fd}), "seen": making.seen})
+"""
+
 NO_NAMESPACES = """
 def look(namespaces):
     with open("/proc/sys/user/max_net_namespaces", "w") as file:
@@ -113,3 +126,8 @@ def test_a_pod_has_a_network_of_its_own(tmp_path: Any) -> None:
 )
 def test_says_what_is_missing(script: str, reason: str) -> None:
     assert in_sandbox(script) == {"no_network": reason}
+
+
+@pytest.mark.parametrize("by", ["reaped", "left"])
+def test_a_fork_that_was_killed_is_replaced(by: str) -> None:
+    assert in_sandbox(KILLED, by) == {"fds": 2, "seen": "looked"}

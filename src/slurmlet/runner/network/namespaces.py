@@ -49,16 +49,30 @@ class Making:
     """
 
     def __init__(self, look: Callable[[], str] = str) -> None:
-        self.seen = ""
+        self.seen, self._look = "", look
+        self._begin()
+
+    def _begin(self) -> None:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._pid = os.fork()
         if self._pid == 0:
             self._channel.close()
-            _in_child(theirs, look)
+            _in_child(theirs, self._look)
         theirs.close()
+
+    def _lives(self) -> bool:
+        try:
+            return os.waitpid(self._pid, os.WNOHANG)[0] == 0
+        except ChildProcessError:
+            # The loop has reaped it.
+            return False
 
     def finish(self, ip: str, sysfs: str = "") -> PodNamespace:
         """For a pod with this address; the namespace's /sys is mounted at the directory `sysfs`, made for it."""
+        if not self._lives():
+            # A pod may have waited long for its hub, and somebody killed what waited with it.
+            self._channel.close()
+            self._begin()
         with self._channel as channel:
             channel.send(json.dumps([ip, sysfs]).encode())
             said, fds, _, _ = socket.recv_fds(channel, _MAX_MESSAGE_BYTES, 2)
