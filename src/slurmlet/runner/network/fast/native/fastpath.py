@@ -17,6 +17,7 @@ from slurmlet.runner.network.fast.accepting import Accepting, Inner, InnerSix
 from slurmlet.runner.network.fast.connecting import Connecting
 from slurmlet.runner.network.fast.listeners import OUTSIDE, Claim, Ports
 from slurmlet.runner.network.fast.native.records import RECORD_BYTES, Unread
+from slurmlet.runner.network.fast.native.yielding import Yielding
 from slurmlet.runner.network.fast.notifying import NOTIFICATION_BYTES, Call, Listener, decode
 from slurmlet.runner.network.fast.sockets import Socket, Table
 from slurmlet.runner.network.overlay import Announcement, Overlay
@@ -27,8 +28,9 @@ _NOTHING, _CALL, _DATAGRAM, _ACCEPTED, _REFUSED, _GONE = range(6)
 # As in netfast.c, which says what each is.
 _event = struct.Struct("=80sQ4i2I2i2I4H")
 _state = struct.Struct("=9QIIiI")
+_CALLS = ("socket", "connect", "accept", "getsockname", "getpeername")
 _COUNTED = (
-    *("socket", "connect", "accept", "getsockname", "getpeername"),
+    *_CALLS,
     *("connects pod", "connects host", "connects failed", "accepted"),
 )
 _KINDS = (Announcement, Inner, InnerSix)
@@ -102,6 +104,7 @@ class FastPath:
         self._claimed = (ctypes.c_uint32 * 4)()
         self._watched: Dict[int, Tuple[Listener, Callable[[], None]]] = {}
         self._checking: Optional[Timer] = None
+        self._yielding = Yielding(parts.loop)
         self._closed = False
         self._run, self._forget = library.netfast_run, library.netfast_forget
         unread = Unread(parts.connecting.remember)
@@ -137,6 +140,7 @@ class FastPath:
         if self._checking is not None:
             self._checking.cancel()
         self._drain()
+        self._yielding.close()
         self._parts.tables.follow(None)
         self._records.release()
         self._state.release()
@@ -267,6 +271,7 @@ class FastPath:
         counts = self._parts.counts
         for name, value in zip(_COUNTED, counted):
             counts[name] += value
+        self._yielding.heard(sum(counted[: len(_CALLS)]))
         if records:
             for sock in self._parts.table.take(records):
                 self._parts.on_named(sock)
