@@ -200,3 +200,9 @@ def test_a_crowd_of_services_has_addresses_that_no_pod_gets_soon() -> None:
     assert all(ipaddress.ip_address(ip) in ipaddress.ip_network("10.244.128.0/17") for ip in ips)
     service, piece = made[7]
     assert piece["metadata"]["labels"] == {"kubernetes.io/service-name": service["metadata"]["name"]}
+
+
+def test_chosen_ways_are_measured_beside_bare_in_the_usual_order() -> None:
+    by_name = {each.name: each for each in MEASUREMENTS}
+    assert by_name["TCP round trip"].among(["host", "pod"]).ways == ("bare", "pod", "host")
+    assert by_name["ICMP round trip"].among(["service"]).ways == ("bare",)

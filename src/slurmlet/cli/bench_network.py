@@ -35,19 +35,30 @@ from slurmlet.base.layout import DEFAULT_CLUSTER
 )
 @click.option("--only", metavar="TEXT", help="Only measurements whose name has this in it, such as TCP.")
 @click.option(
+    "--way",
+    "ways",
+    multiple=True,
+    type=click.Choice(["pod", "service", "host", "slirp4netns", "pasta"]),
+    help="Only this way beside the bare hosts; may be given several times.",
+)
+@click.option(
     "--picture", type=click.Path(dir_okay=False, writable=True), help="Draw the shares as an SVG file."
 )
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def command(
     cluster: str, runs: int, seconds: int, image: str, hosts: str | None, partition: str | None, services: int,
-    only: str | None, picture: str | None, output: str,
+    only: str | None, ways: tuple[str, ...], picture: str | None, output: str,
 ) -> None:  # fmt: skip
     """Bandwidth, round trips and connections between pods, beside the same programs on the bare hosts."""
     from slurmlet.base.errors import UserError
     from slurmlet.bench.measuring import MEASUREMENTS, as_json
     from slurmlet.bench.network import NetworkBench
 
-    chosen = [each for each in MEASUREMENTS if only is None or only.lower() in each.name.lower()]
+    chosen = [
+        each.among(ways) if ways else each
+        for each in MEASUREMENTS
+        if only is None or only.lower() in each.name.lower()
+    ]
     pair = hosts.split(",") if hosts else []
     if not chosen or len(pair) not in (0, 2):
         raise UserError(
