@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slurmlet.hub.gathering import gather
+from slurmlet.hub.gathering import Roots, gather
 from slurmlet.kube.client import ApiError
 from slurmlet.model.sources import Token
 from tests.unit.loopback import Api, api_server, make_keys
@@ -95,5 +95,31 @@ def test_what_cannot_be_read_is_not_taken_for_missing(keys: Path, status: int) -
         api.on("GET", f"{SECRETS}/sec", status)
         with pytest.raises(ApiError):
             await gather(api.client, POD, with_tokens=False)
+
+    served(keys, scenario)
+
+
+def test_the_authority_of_a_namespace_is_read_once_for_pods_that_follow_each_other(keys: Path) -> None:
+    pod = {
+        **POD,
+        "spec": {**POD["spec"], "volumes": [{"name": "v", "configMap": {"name": "kube-root-ca.crt"}}]},
+    }
+
+    async def scenario(api: Api) -> None:
+        roots = Roots()
+        api.on("GET", f"{MAPS}/kube-root-ca.crt", 404)
+        sources = await gather(api.client, pod, with_tokens=False, roots=roots)
+        assert sources.contents("configmap", "kube-root-ca.crt", True) is None
+        # One that was not there yet is asked for again.
+        found = {"metadata": {"resourceVersion": "1"}, "data": {"ca.crt": "x"}}
+        api.on("GET", f"{MAPS}/kube-root-ca.crt", found)
+        for _ in range(3):
+            sources = await gather(api.client, pod, with_tokens=False, roots=roots)
+            assert sources.contents("configmap", "kube-root-ca.crt", False) == {"ca.crt": b"x"}
+        assert len(api.seen("GET", f"{MAPS}/kube-root-ca.crt")) == 2
+        elsewhere = {**pod, "metadata": {**pod["metadata"], "namespace": "elsewhere"}}
+        api.on("GET", "/api/v1/namespaces/elsewhere/configmaps/kube-root-ca.crt", found)
+        await gather(api.client, elsewhere, with_tokens=False, roots=roots)
+        assert len(api.seen("GET", "/api/v1/namespaces/elsewhere/configmaps/kube-root-ca.crt")) == 1
 
     served(keys, scenario)

@@ -27,6 +27,7 @@ from slurmlet.hub.allocations.offering import offer
 from slurmlet.hub.allocations.pooling import PoolKeeper
 from slurmlet.hub.counting import CountedScheduler, Counts
 from slurmlet.hub.credentials import RunnerAuthority
+from slurmlet.hub.gathering import Roots
 from slurmlet.hub.imaging import Images
 from slurmlet.hub.launching import Launcher, LaunchKeeper
 from slurmlet.hub.links import LinkServer
@@ -159,6 +160,7 @@ class _Hub:
             self._notes,
             self._services,
             Lanes(queue, agent_lane, self._agents),
+            Roots(),
             self._network,
         )
         self._pods = Pods(self._tools, tasks)

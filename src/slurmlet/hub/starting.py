@@ -50,7 +50,7 @@ async def start(tools: Tools, state: PodState) -> float | None:
             return _RETRY_S
         # A pod that waits for a config map or secret waits before it has a job, not inside one.
         read_s = time.monotonic()
-        sources = await gather(tools.client, state.pod, with_tokens=False)
+        sources = await gather(tools.client, state.pod, with_tokens=False, roots=tools.roots)
         check_sources(state.pod, sources)
         state.images = await tools.images.ensure(state.pod, state.backoff)
         check_containers(state.pod, await setting_of(tools, state, sources))
@@ -149,7 +149,7 @@ async def _place(tools: Tools, state: PodState) -> None:
 async def _sources(tools: Tools, state: PodState) -> Sources:
     if state.prepared is not None and time.monotonic() - state.prepared[0] < _FRESH_S:
         return state.prepared[1]
-    return await gather(tools.client, state.pod, with_tokens=True)
+    return await gather(tools.client, state.pod, with_tokens=True, roots=tools.roots)
 
 
 def _refuse(tools: Tools, state: PodState, error: RefusedPod) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slurmlet.hub.allocations.lanes import Lanes
+from slurmlet.hub.gathering import Roots
 from slurmlet.hub.imaging import Images
 from slurmlet.hub.network.networking import Network
 from slurmlet.hub.nodes import NodeKeeper
@@ -33,5 +34,6 @@ class Tools:
     notes: Notes
     services: Services
     lanes: Lanes
+    roots: Roots
     # None in a cluster whose pods share the network of their host.
     network: Network | None

@@ -114,7 +114,7 @@ def forbid_inspection() -> None:
 def last_capability() -> int:
     """The highest that this kernel knows; a runtime refuses names beyond it."""
     try:
-        with open("/proc/sys/kernel/cap_last_cap", encoding="ascii") as file:
+        with open("/proc/sys/kernel/cap_last_cap", encoding="utf-8") as file:
             return int(file.read())
     except (OSError, ValueError):
         return 37  # AUDIT_READ: every kernel with unprivileged user namespaces has it

@@ -36,7 +36,7 @@ class Around(NamedTuple):
 
 
 def make_scratch(pod: PodDir) -> Scratch:
-    with open("/proc/self/uid_map", encoding="ascii") as file:
+    with open("/proc/self/uid_map", encoding="utf-8") as file:
         real_uid = int(file.read().split()[1])
     return Scratch(choose_base(os.environ, os.geteuid(), real_uid), pod.uid)
 

@@ -130,7 +130,7 @@ class OciRuntime:
                 if code:
                     error = _explain(log, code)
                 else:
-                    with open(pid_file, encoding="ascii") as file:
+                    with open(pid_file, encoding="utf-8") as file:
                         pid = int(file.read())
                     master = console.take() if console is not None else -1
             except (OSError, ValueError) as problem:

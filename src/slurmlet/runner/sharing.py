@@ -41,7 +41,7 @@ def share_ipc(plan: Dict[str, Any], scratch: Scratch) -> str:
 def _set(name: str, value: str) -> None:
     path = "/proc/sys/" + name.replace(".", "/")
     try:
-        with open(path, "w", encoding="ascii") as file:
+        with open(path, "w", encoding="utf-8") as file:
             file.write(value)
     except OSError as error:
         raise Forbidden(

@@ -156,7 +156,7 @@ def _configure(ip: str) -> None:
 
 def _last_group() -> int:
     """The kernel takes only ids that exist in our user namespace."""
-    with open("/proc/self/gid_map", encoding="ascii") as file:
+    with open("/proc/self/gid_map", encoding="utf-8") as file:
         ranges = [line.split() for line in file]
     last = max((int(inside) + int(count) - 1 for inside, _, count in ranges), default=0)
     return min(last, 2147483647)
@@ -164,7 +164,7 @@ def _last_group() -> int:
 
 def _set(name: str, value: str) -> None:
     try:
-        with open(f"/proc/sys/{name}", "w", encoding="ascii") as file:
+        with open(f"/proc/sys/{name}", "w", encoding="utf-8") as file:
             file.write(value)
     except OSError:
         # Each of them is a comfort, and a kernel without IPv6 has no such file.
