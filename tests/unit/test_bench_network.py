@@ -19,8 +19,10 @@ from slurmlet.bench.measuring import (
     BARE,
     HOST,
     MEASUREMENTS,
+    PASTA,
     POD,
     SERVICE,
+    Measurement,
     Ports,
     Samples,
     as_json,
@@ -106,6 +108,13 @@ class TestFigures:
         """The machine became three times as slow: the pod's share did not."""
         assert figure([28.0, 19.0, 10.0], [30.0, 20.0, 10.0]).ratio == 0.95
 
+    def test_a_figure_is_compared_with_what_was_measured_around_it(self) -> None:
+        samples = Samples()
+        samples.add(19.0, 30.0, 10.0)
+        samples.add(9.5, 10.0, None)
+        assert samples.beside == [20.0, 10.0]
+        assert figure(samples.values, samples.beside).ratio == 0.95
+
     @pytest.mark.parametrize(
         ("name", "value", "good"),
         [
@@ -121,7 +130,7 @@ class TestFigures:
     def test_as_json(self) -> None:
         taken = {
             ("TCP bandwidth", BARE): Samples([10.0, 11.0, 12.0]),
-            ("TCP bandwidth", POD): Samples([10.0, 10.9, 12.6]),
+            ("TCP bandwidth", POD): Samples([10.0, 10.9, 12.6], beside=[10.0, 11.0, 12.0]),
             ("TCP bandwidth", HOST): Samples([11.0], problem="Connection refused"),
             ("TCP bandwidth", SERVICE): Samples(problem="the image has no wrk"),
         }
@@ -206,3 +215,31 @@ def test_chosen_ways_are_measured_beside_bare_in_the_usual_order() -> None:
     by_name = {each.name: each for each in MEASUREMENTS}
     assert by_name["TCP round trip"].among(["host", "pod"]).ways == ("bare", "pod", "host")
     assert by_name["ICMP round trip"].among(["service"]).ways == ("bare",)
+
+
+class _Rig:
+    """A machine whose speed halves with every sample; what it is asked for is noted."""
+
+    def __init__(self) -> None:
+        self.speed, self.asked = 1024.0, ""
+
+    def warm_up(self, _measurement: Measurement, way: str) -> str:
+        return "not here" if way == PASTA else ""
+
+    def sample(self, _measurement: Measurement, way: str, _seconds: int) -> tuple[float | None, str]:
+        self.asked += way[0]
+        self.speed /= 2
+        return self.speed * (1.25 if way == POD else 1), ""
+
+
+def test_bare_hosts_are_measured_before_and_after_each_way() -> None:
+    rig, said = _Rig(), []
+    bench = NetworkBench.__new__(NetworkBench)
+    chosen = [NAMES["TCP round trip"].among([POD, HOST, PASTA])]
+    taken = bench._rounds(rig, 2, 1, chosen, lambda *told: said.append(told))  # type: ignore[arg-type]
+    # The other way round in the second round; pasta is not there to be asked.
+    assert rig.asked == "bpbhb" + "bhbpb"
+    # The mean of double the speed and half of it.
+    assert figure(taken["TCP round trip", POD].values, taken["TCP round trip", POD].beside).ratio == 1.0
+    assert len(taken["TCP round trip", BARE].values) == 6
+    assert taken["TCP round trip", PASTA].problem == "not here"

@@ -157,6 +157,14 @@ def server_commands(ports: Ports, nginx: str) -> dict[str, list[str]]:
 class Samples:
     values: list[float] = field(default_factory=list)
     problem: str = ""
+    # What bare hosts showed at the time of each, just before and just after it.
+    beside: list[float] = field(default_factory=list)
+
+    def add(self, value: float, before: float | None, after: float | None) -> None:
+        self.values.append(value)
+        around = [bare for bare in (before, after) if bare is not None]
+        if around:
+            self.beside.append(statistics.mean(around))
 
 
 @dataclass(frozen=True)
@@ -187,7 +195,7 @@ def figure(values: Sequence[float], bare: Sequence[float] | None) -> Figure:
 
 
 def _share(values: Sequence[float], bare: Sequence[float]) -> float:
-    """The median of what the rounds say: a machine that grows slower meanwhile does so for both of a round."""
+    """The median of what neighbours in time say: a machine that grows slower meanwhile does so for both."""
     if len(values) != len(bare):
         return statistics.median(values) / statistics.median(bare)
     return statistics.median(value / beside for value, beside in zip(values, bare, strict=True))
@@ -220,8 +228,7 @@ def _told(measurement: Measurement, way: str, taken: Mapping[tuple[str, str], Sa
     samples = taken[measurement.name, way]
     if not samples.values:
         return {"problem": samples.problem or "not measured"}
-    bare = taken.get((measurement.name, BARE))
-    found = figure(samples.values, bare.values if bare is not None and way != BARE else None)
+    found = figure(samples.values, samples.beside or None)
     told = {**found.as_json(), "samples": [_rounded(value) for value in samples.values]}
     if way in (POD, SERVICE, HOST):
         told["holds"] = holds(measurement, found)

@@ -1,7 +1,8 @@
 """What the pod network costs: the same programs between two hosts, between pods on these hosts, and through Services.
 
-Every round measures all ways one after the other, each round from another beginning, so that a busy moment of the
-machine meets all of them alike. Servers are started once; only clients come and go.
+Every round measures all ways one after the other, each round from another beginning, and the bare hosts before and after
+each: a machine that others use too is fast and slow by turns, and only neighbours in time can be compared. Servers are
+started once; only clients come and go.
 """
 
 from __future__ import annotations
@@ -91,18 +92,26 @@ class NetworkBench:
             taken[each.name, way] = Samples(problem=problem)
             if problem:
                 on_sample(0, each.name, way, None, problem)
+
+        def sampled(number: int, each: Measurement, way: str) -> float | None:
+            samples = taken[each.name, way]
+            if samples.problem:
+                return None
+            value, samples.problem = rig.sample(each, way, seconds)
+            on_sample(number + 1, each.name, way, value, samples.problem)
+            return value
+
         for number in range(runs):
             for each in measurements:
-                # Neighbours in time are compared: all ways of one measurement, beginning with another one each time.
-                turn = number % len(each.ways)
-                for way in (*each.ways[turn:], *each.ways[:turn]):
-                    samples = taken[each.name, way]
-                    if samples.problem:
-                        continue
-                    value, samples.problem = rig.sample(each, way, seconds)
+                ways = [way for way in each.ways if way != BARE]
+                turn = number % max(1, len(ways))
+                bare = [sampled(number, each, BARE)]
+                for way in (*ways[turn:], *ways[:turn]):
+                    value = sampled(number, each, way)
                     if value is not None:
-                        samples.values.append(value)
-                    on_sample(number + 1, each.name, way, value, samples.problem)
+                        bare.append(sampled(number, each, BARE))
+                        taken[each.name, way].add(value, *bare[-2:])
+                taken[each.name, BARE].values += [value for value in bare if value is not None]
         return taken
 
     @contextlib.contextmanager
