@@ -109,6 +109,14 @@ def work(inside):
         return os.path.exists(ready)
 
     children = Children(loop)
+    if sys.argv[5:] == ["crowded"]:
+        refusals, fork = 3 * [None], children.fork
+        def crowded(*arguments):
+            if refusals:
+                refusals.pop()
+                raise BlockingIOError(11, "no room for another process")
+            return fork(*arguments)
+        children.fork = crowded
     pods = {}
     for ip, mode in (("10.244.0.7", server_mode), ("10.244.0.8", client_mode)):
         pods[ip] = make(loop, children, ip, mode)
@@ -131,6 +139,16 @@ sys.exit(sandbox.enter(work))
 """
 
 
+def run_pods(*words: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PODS, *words], capture_output=True, text=True, timeout=60
+    )
+    for missing in ("SandboxError", "NoNetwork", "AssertionError: this node", "AssertionError: seccomp"):
+        if missing in done.stderr:
+            pytest.skip(f"this machine does not give us what a compute host would: {done.stderr[-300:]}")
+    return done
+
+
 @pytest.mark.parametrize(
     ("server", "client"),
     [
@@ -146,13 +164,11 @@ sys.exit(sandbox.enter(work))
     ],
 )
 def test_pods_of_all_kinds_speak_to_each_other(server: str, client: str, tmp_path: object) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PODS, server, client, str(tmp_path), PROGRAMS],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    for missing in ("SandboxError", "NoNetwork", "AssertionError: this node", "AssertionError: seccomp"):
-        if missing in done.stderr:
-            pytest.skip(f"this machine does not give us what a compute host would: {done.stderr[-300:]}")
+    done = run_pods(server, client, str(tmp_path), PROGRAMS)
     assert done.stdout == "all is well\n", done.stderr
+
+
+def test_a_netd_that_cannot_start_at_first_is_waited_for(tmp_path: object) -> None:
+    done = run_pods("fast", "fast", str(tmp_path), PROGRAMS, "crowded")
+    assert done.stdout == "all is well\n", done.stderr
+    assert done.stderr.count("netd cannot be started") == 3

@@ -82,7 +82,9 @@ class PodNetwork:
         self._ports: Dict[str, int] = {}
         self._netd: Optional[_Netd] = None
         self._delay_s = _FIRST_RESTART_S
-        self._begin()
+        # After what is under way now, mostly the start of a container: its calls and packets wait for netd, and a fork
+        # would make it wait.
+        parts.loop.soon(self._begin)
 
     # As the pod and its runner see it.
 
@@ -177,7 +179,15 @@ class PodNetwork:
                 )
             )
 
-        self._parts.children.fork(work, self._netd_ended)
+        try:
+            self._parts.children.fork(work, self._netd_ended)
+        except OSError as error:
+            # Such as too many processes of this user. What is asked of netd meanwhile waits.
+            for end in (control, control_end, births, births_end):
+                end.close()
+            print(f"netd cannot be started: {error}; trying again", file=sys.stderr, flush=True)
+            self._begin_again()
+            return
         control_end.close()
         births_end.close()
         channel = Channel(self._parts.loop, control, self._heard, lambda: None)
@@ -191,6 +201,9 @@ class PodNetwork:
             self._netd.channel.close()
             self._netd.births.close()
             self._netd = None
+        self._begin_again()
+
+    def _begin_again(self) -> None:
         self._parts.loop.later(self._delay_s, self._begin)
         self._delay_s = min(_MAX_RESTART_S, max(0.1, 2 * self._delay_s))
 
