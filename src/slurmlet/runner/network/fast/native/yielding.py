@@ -2,7 +2,7 @@
 
 A call that is answered with a descriptor wakes netd up once more, when the program has taken it. There is nothing to do
 then that could not wait for the program's next call, but an ordinary process takes the processor at once, for two more
-switches in each connection. SCHED_BATCH is the kernel's word for one that does not (4 to 6 % more connections on two
+switches in each connection. SCHED_BATCH is the kernel's word for one that does not (3 to 6 % more connections on two
 processors). Only while calls are many: a packet of the slow path should not wait for a program that computes.
 """
 
