@@ -43,6 +43,11 @@ _MAX_ADDRESS_BYTES = 128
 _FEW_PROCESSORS = 4
 
 
+def share_a_processor() -> bool:
+    """Whether a program and netd are to take turns on one; where there are many, each has its own."""
+    return len(os.sched_getaffinity(0)) <= _FEW_PROCESSORS
+
+
 class Listener:
     """The other end of one filter."""
 
@@ -52,7 +57,7 @@ class Listener:
         self.fd = fd
         # Linux 6.6: program and netd wake each other on one processor. With few of them that saves waking up another
         # (1.5 times the connections per second on two); with 16 idle ones it cost several threads a third.
-        if len(os.sched_getaffinity(0)) <= _FEW_PROCESSORS:
+        if share_a_processor():
             with contextlib.suppress(OSError):
                 fcntl.ioctl(fd, _SET_FLAGS, _SYNC_WAKE_UP)
 

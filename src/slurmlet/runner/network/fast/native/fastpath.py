@@ -18,7 +18,13 @@ from slurmlet.runner.network.fast.connecting import Connecting
 from slurmlet.runner.network.fast.listeners import OUTSIDE, Claim, Ports
 from slurmlet.runner.network.fast.native.records import RECORD_BYTES, Unread
 from slurmlet.runner.network.fast.native.yielding import Yielding
-from slurmlet.runner.network.fast.notifying import NOTIFICATION_BYTES, Call, Listener, decode
+from slurmlet.runner.network.fast.notifying import (
+    NOTIFICATION_BYTES,
+    Call,
+    Listener,
+    decode,
+    share_a_processor,
+)
 from slurmlet.runner.network.fast.sockets import Socket, Table
 from slurmlet.runner.network.overlay import Announcement, Overlay
 from slurmlet.runner.network.setup import Setup
@@ -104,7 +110,7 @@ class FastPath:
         self._claimed = (ctypes.c_uint32 * 4)()
         self._watched: Dict[int, Tuple[Listener, Callable[[], None]]] = {}
         self._checking: Optional[Timer] = None
-        self._yielding = Yielding(parts.loop)
+        self._yielding = Yielding(parts.loop, share_a_processor())
         self._closed = False
         self._run, self._forget = library.netfast_run, library.netfast_forget
         unread = Unread(parts.connecting.remember)

@@ -3,7 +3,8 @@
 A call that is answered with a descriptor wakes netd up once more, when the program has taken it. There is nothing to do
 then that could not wait for the program's next call, but an ordinary process takes the processor at once, for two more
 switches in each connection. SCHED_BATCH is the kernel's word for one that does not (3 to 6 % more connections on two
-processors). Only while calls are many: a packet of the slow path should not wait for a program that computes.
+processors). Only where both take turns on one processor: elsewhere netd would wait for a program that computes on its own.
+And only while calls are many: a packet of the slow path should not wait for such a program either.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ _MANY = 100  # calls, between two looks
 
 
 class Yielding:
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: Loop, shares_processor: bool) -> None:
         self._loop = loop
         self._calls = 0
         self._looking: Optional[Timer] = None
         # Somebody else's choice for this process, such as SCHED_IDLE, stays.
-        self._may = os.sched_getscheduler(0) == os.SCHED_OTHER
+        self._may = shares_processor and os.sched_getscheduler(0) == os.SCHED_OTHER
         self._yields = False
 
     def close(self) -> None:
