@@ -13,16 +13,19 @@ import pytest
 from slurmlet.running import fronting
 
 LISTENER = """
-import signal, sys, time
+import os, signal, sys, time
 heard = []
+def say(*words):
+    # Not print: a signal may come while the last line is being written, and a buffer may not be entered twice.
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
 def hear(number, frame):
-    print(signal.Signals(number).name, time.monotonic(), flush=True)
+    say(signal.Signals(number).name, time.monotonic())
     heard.append(number)
     if heard.count(signal.SIGINT) == 2:
         sys.exit(7)
 for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGTERM):
     signal.signal(number, hear)
-print("ready", flush=True)
+say("ready")
 for _ in range(100):
     time.sleep(0.05)
 """
