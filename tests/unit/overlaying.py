@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slurmlet.gateway.accepting import Accepting
+from slurmlet.runner.lean import socket as lean_socket
 from slurmlet.runner.loop import Loop
 from slurmlet.runner.network import addresses, datagrams
 from slurmlet.runner.network.dialling import Dialler
@@ -26,20 +27,26 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def making_loop() -> Iterator[Loop]:
     """A loop for one test. What netds and gateways hold lives as long as their process, so sockets are closed here."""
     made: list[socket.socket] = []
-    real = socket.socket
+    modules = (socket, lean_socket)
+    real = [module.socket for module in modules]
 
-    class Tracked(real):  # type: ignore[misc,valid-type]
-        def __init__(self, *arguments: Any, **more: Any) -> None:
-            super().__init__(*arguments, **more)
-            made.append(self)
+    def tracked(kind: type) -> type:
+        class Tracked(kind):
+            def __init__(self, *arguments: Any, **more: Any) -> None:
+                super().__init__(*arguments, **more)
+                made.append(self)
+
+        return Tracked
 
     handlers = [signal.getsignal(number) for number in _SIGNALS]
-    socket.socket = Tracked  # type: ignore[misc]
+    for module, kind in zip(modules, real, strict=True):
+        module.socket = tracked(kind)  # type: ignore[misc]
     loop = Loop()
     try:
         yield loop
     finally:
-        socket.socket = real  # type: ignore[misc]
+        for module, kind in zip(modules, real, strict=True):
+            module.socket = kind  # type: ignore[misc]
         signal.set_wakeup_fd(-1)
         for number, handler in zip(_SIGNALS, handlers, strict=True):
             signal.signal(number, handler)

@@ -293,13 +293,13 @@ class Haunted:
 def test_nobody_slips_into_a_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stranger who connects first is not the one that is accepted."""
     strangers: list[socket.socket] = []
-    listen = socket.socket.listen
+    listen = piping.socket.socket.listen
 
     def listen_and_be_met(self: socket.socket, *backlog: int) -> None:
         listen(self, *backlog)
         strangers.append(socket.create_connection(self.getsockname()))
 
-    monkeypatch.setattr(socket.socket, "listen", listen_and_be_met)
+    monkeypatch.setattr(piping.socket.socket, "listen", listen_and_be_met)
     inner, outer = piping.pair()
     assert (inner.getpeername(), inner.getsockname()) == (outer.getsockname(), outer.getpeername())
     assert patient(strangers[0]).recv(1) == b""

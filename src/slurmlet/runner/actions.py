@@ -6,11 +6,11 @@ Nothing blocks the loop: a command is a process of the container, a look is a fo
 from __future__ import annotations
 
 import os
-import signal
-from typing import Any, Callable, Dict, Optional
 
 from slurmlet.runner import bundle
 from slurmlet.runner.context import PodContext
+from slurmlet.runner.lean import signal
+from slurmlet.runner.lean.typing import Any, Callable, Dict, Optional
 from slurmlet.runner.loop import Timer, pipe
 from slurmlet.runner.runtime import Start
 

@@ -9,15 +9,14 @@ With `--run` the cluster itself lives inside this job: a hub that is gone for go
 
 from __future__ import annotations
 
-import json
 import os
-import signal
 import sys
 import time
-from typing import Any, Dict, List, Optional, Set
 
 from slurmlet.runner import VERSION, forking, linux, wire
 from slurmlet.runner.claiming import PodDir
+from slurmlet.runner.lean import json, signal
+from slurmlet.runner.lean.typing import Any, Dict, List, Optional, Set
 from slurmlet.runner.link import Link
 from slurmlet.runner.loop import Loop, Timer
 

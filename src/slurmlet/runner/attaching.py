@@ -7,13 +7,13 @@ the end of the container's.
 
 from __future__ import annotations
 
-import json
 import struct
-from collections import deque
-from typing import Any, Deque, Dict, Optional, Tuple
 
 from slurmlet.runner import wire
 from slurmlet.runner.containers import Container
+from slurmlet.runner.lean import json
+from slurmlet.runner.lean.collections import deque
+from slurmlet.runner.lean.typing import Any, Deque, Dict, Optional, Tuple
 from slurmlet.runner.logfiles import STDOUT
 from slurmlet.runner.loop import Loop, Timer
 from slurmlet.runner.streams import Refused, Stream

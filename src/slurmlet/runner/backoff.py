@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from slurmlet.runner.lean.typing import Optional
 
 FIRST_S, MAX_S = 10.0, 300.0
 FORGET_AFTER_S = 2 * MAX_S

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import List
+
+from slurmlet.runner.lean.typing import List
 
 _MAX_LINKS = 40
 

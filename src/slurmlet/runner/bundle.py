@@ -7,9 +7,9 @@ Resources and cgroups are left out on purpose: Slurm limits the job, and a user 
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from slurmlet.runner import linux, seccomp
+from slurmlet.runner.lean.typing import Any, Dict, List, NamedTuple, Optional, Tuple
 from slurmlet.runner.sandbox import SINGLE, Mapping
 from slurmlet.runner.users import User
 

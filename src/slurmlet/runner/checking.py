@@ -5,10 +5,11 @@ Raw sockets on purpose: http.client and friends would cost 20 ms of imports in e
 
 from __future__ import annotations
 
-import socket
 import ssl
 import struct
-from typing import Any, Callable, Dict, List, Tuple
+
+from slurmlet.runner.lean import socket
+from slurmlet.runner.lean.typing import Any, Callable, Dict, List, Tuple
 
 _MAX_REDIRECTS = 10
 USER_AGENT = "kube-probe/1.36"

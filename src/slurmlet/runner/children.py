@@ -6,12 +6,11 @@ signal are exact. A second waitpid elsewhere would steal statuses, so nobody els
 
 from __future__ import annotations
 
-import json
 import os
-import signal
 import sys
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
+from slurmlet.runner.lean import json, signal
+from slurmlet.runner.lean.typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 from slurmlet.runner.loop import Loop, pipe
 
 # Called with the exit code (128 + signal for a signal) and the signal (0 for none).

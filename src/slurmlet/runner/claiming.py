@@ -6,9 +6,10 @@ pod's directory are spelled here for the runner (base/layout.py spells them for 
 
 from __future__ import annotations
 
-import json
 import os
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+
+from slurmlet.runner.lean import json
+from slurmlet.runner.lean.typing import Any, Dict, NamedTuple, Optional, Tuple
 
 
 class PodDir(NamedTuple):

@@ -10,7 +10,8 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from typing import Any, List
+
+from slurmlet.runner.lean.typing import Any, List
 
 # API numbers: 36 is Slurm 20.11, the first with slurm_init. From 44 (25.11) on a job is named by a structure.
 _FIRST_API, _STRUCTURE_API = 36, 44

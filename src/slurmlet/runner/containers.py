@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Callable, Dict, List, Optional
 
 from slurmlet.runner import bundle, reporting, users
 from slurmlet.runner.actions import Action
 from slurmlet.runner.backoff import Backoff, spoken
 from slurmlet.runner.context import PodContext, etc_mounts
 from slurmlet.runner.lastwords import termination_message
+from slurmlet.runner.lean.typing import Any, Callable, Dict, List, Optional
 from slurmlet.runner.logfiles import LogWriter
 from slurmlet.runner.loop import Timer
 from slurmlet.runner.outofmemory import score_above_own

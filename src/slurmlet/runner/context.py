@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, List, NamedTuple
 
 from slurmlet.runner.bundle import Mount
 from slurmlet.runner.children import Children
 from slurmlet.runner.claiming import PodDir
+from slurmlet.runner.lean.typing import Any, Dict, List, NamedTuple
 from slurmlet.runner.loop import Loop
 from slurmlet.runner.networks import Network
 from slurmlet.runner.outofmemory import KillCounter

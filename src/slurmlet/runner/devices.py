@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import Dict, Iterator, List
+
+from slurmlet.runner.lean.typing import Dict, Iterator, List
 
 # What every container has of its own, or must not have of the host's: terminals, shared memory, message queues.
 _OWN = frozenset(

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Callable, Dict, List, Optional
 
 from slurmlet.runner.beneath import open_beneath
+from slurmlet.runner.lean.typing import Any, Callable, Dict, List, Optional
 from slurmlet.runner.volumes import VolumeError
 
 _MARK = re.compile("\ufdd0(\\d+)\ufdd1")

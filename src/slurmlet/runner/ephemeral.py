@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict
-
+from slurmlet.runner.lean.typing import Any, Dict
 from slurmlet.runner.lifecycle import Lifecycle
 
 

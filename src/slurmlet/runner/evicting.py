@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Callable, Dict, Iterator, Tuple
 
 from slurmlet.runner.children import Children
+from slurmlet.runner.lean.typing import Any, Callable, Dict, Iterator, Tuple
 from slurmlet.runner.loop import Loop
 
 # The kubelet's housekeeping interval. Walking a big tree must not become the pod's main business, hence the share.

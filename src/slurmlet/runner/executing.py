@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import struct
 import termios
-from typing import Any, Dict, List, Optional
 
 from slurmlet.runner import bundle, wire
 from slurmlet.runner.containers import Container
 from slurmlet.runner.context import PodContext
+from slurmlet.runner.lean import json
+from slurmlet.runner.lean.typing import Any, Dict, List, Optional
 from slurmlet.runner.loop import Loop, pipe
 from slurmlet.runner.runtime import Start
 from slurmlet.runner.streams import Refused, Stream

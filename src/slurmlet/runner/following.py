@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Optional
-
 from slurmlet.runner import wire
 from slurmlet.runner.containers import Container
+from slurmlet.runner.lean.typing import Optional
 from slurmlet.runner.logfiles import LogOptions, LogReader, NoLog, log_path
 from slurmlet.runner.loop import Loop
 from slurmlet.runner.streams import Refused, Stream

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import gc
 import importlib
-import json
 import os
-import signal
 import sys
-from typing import Callable, List
 
 from slurmlet.runner import linux, removing
+from slurmlet.runner.lean import json, signal
+from slurmlet.runner.lean.typing import Callable, List
 from slurmlet.runner.scratch import choose_base
 
 # What a pod usually needs, so that a fork loads nothing; and what is needed when the archive that we came in is gone.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import errno
-import socket
-from typing import Any, Dict, List, Optional
 
 from slurmlet.runner import wire
 from slurmlet.runner.context import PodContext
+from slurmlet.runner.lean import socket
+from slurmlet.runner.lean.typing import Any, Dict, List, Optional
 from slurmlet.runner.loop import Loop
 from slurmlet.runner.networks import Cancel, Network, describe
 from slurmlet.runner.streams import Refused, Stream

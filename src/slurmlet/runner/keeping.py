@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Dict
 
 from slurmlet.runner.context import PodContext
+from slurmlet.runner.lean.typing import Any, Dict
 from slurmlet.runner.lifecycle import Lifecycle
 from slurmlet.runner.volumes import MountFailed, has_limit
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Dict
 
+from slurmlet.runner.lean.typing import Any, Dict
 from slurmlet.runner.logfiles import last_words
 
 _MAX_BYTES = 4096

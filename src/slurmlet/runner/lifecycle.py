@@ -7,11 +7,11 @@ together. Sidecars are stopped last, in reverse order.
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, Dict, List, Optional, Set
 
 from slurmlet.runner import reporting
 from slurmlet.runner.containers import EPHEMERAL, INIT, MAIN, MAX_CREATE_FAILURES, SIDECAR, Container
 from slurmlet.runner.context import PodContext
+from slurmlet.runner.lean.typing import Any, Callable, Dict, List, Optional, Set
 
 # What a sidecar gets when the containers before it used up the grace; the kubelet's minimum.
 _LEAST_GRACE_S = 2.0

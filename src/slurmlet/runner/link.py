@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import errno
 import os
-import socket
-import ssl
 import sys
-from typing import Any, Callable, Dict, List, Optional, Protocol, Tuple
 
 from slurmlet.runner import wire
+from slurmlet.runner.lean import socket, tls
+from slurmlet.runner.lean.typing import Any, Callable, Dict, List, Optional, Protocol, Tuple
 from slurmlet.runner.loop import Loop, Timer
 
 CONNECT_TIMEOUT_S = 5.0
@@ -51,7 +50,7 @@ class Link:
         self._loop, self._access = loop, access
         self._on_up, self._on_frame, self._on_down = on_up, on_frame, on_down
         self._socket: Optional[socket.socket] = None
-        self._tls: Optional[ssl.SSLSocket] = None
+        self._tls: Optional[tls.Client] = None
         self._up = False
         self._decoder = wire.Decoder()
         self._out = bytearray()
@@ -117,10 +116,8 @@ class Link:
             self._next_address(f"{address}: {os.strerror(result)}")
             return
         try:
-            context = self._context()
-            # As bytes: for a str Python would load its tables of international names.
-            name: Any = str(self._hub.get("server_name", "hub.slurmlet")).encode()
-            self._tls = context.wrap_socket(plain, server_hostname=name, do_handshake_on_connect=False)
+            name = str(self._hub.get("server_name", "hub.slurmlet"))
+            self._tls = tls.Client(plain, name, self._access.hub_ca, *self._access.chain)
         except (OSError, ValueError) as error:
             self._next_address(f"{address}: {error}")
             return
@@ -128,24 +125,17 @@ class Link:
         self._arm(HANDSHAKE_TIMEOUT_S, lambda: self._next_address(f"{address}: no TLS handshake"))
         self._shake_hands()
 
-    def _context(self) -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.load_verify_locations(self._access.hub_ca)
-        context.load_cert_chain(*self._access.chain)
-        return context
-
     def _shake_hands(self) -> None:
-        tls = self._tls
-        assert tls is not None
-        fd = tls.fileno()
+        client = self._tls
+        assert client is not None
+        fd = client.fileno()
         try:
-            tls.do_handshake()
-        except ssl.SSLWantReadError:
+            client.shake_hands()
+        except tls.WantRead:
             self._loop.writing(fd, None)
             self._loop.reading(fd, self._shake_hands)
             return
-        except ssl.SSLWantWriteError:
+        except tls.WantWrite:
             self._loop.reading(fd, None)
             self._loop.writing(fd, self._shake_hands)
             return
@@ -158,16 +148,16 @@ class Link:
         self._decoder = wire.Decoder()
         self._up = True
         self._complained = ""
-        self._on_up(tls.getsockname()[0])
+        self._on_up(client.own_address())
 
     # Frames.
 
     def _readable(self) -> None:
-        tls = self._tls
-        assert tls is not None
+        client = self._tls
+        assert client is not None
         try:
-            received = tls.recv(_READ_BYTES)
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            received = client.read(_READ_BYTES)
+        except (tls.WantRead, tls.WantWrite):
             return
         except OSError as error:
             self._lost(str(error))
@@ -178,38 +168,37 @@ class Link:
         try:
             for frame in self._decoder.feed(received):
                 self._on_frame(frame)
-                if self._tls is not tls:
+                if self._tls is not client:
                     return
         except wire.ProtocolError as error:
             self._lost(str(error))
             return
         # A first frame proves that the hub took us: with TLS 1.3 a refusal arrives only after the handshake.
         self._delay_s = FIRST_DELAY_S
-        if tls.pending():
-            # What OpenSSL holds already will not make the socket readable again.
-            self._loop.soon(lambda: self._readable() if self._tls is tls else None)
+        if client.pending():
+            self._loop.soon(lambda: self._readable() if self._tls is client else None)
 
     def _flush(self) -> None:
-        tls = self._tls
-        if tls is None:
+        client = self._tls
+        if client is None:
             return
         try:
             while self._piece or self._out:
                 if not self._piece:
                     self._piece = bytes(self._out[:_WRITE_BYTES])
                     del self._out[:_WRITE_BYTES]
-                sent = tls.send(self._piece)
+                sent = client.write(self._piece)
                 self._piece = self._piece[sent:]
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            self._loop.writing(tls.fileno(), self._flush)
+        except (tls.WantRead, tls.WantWrite):
+            self._loop.writing(client.fileno(), self._flush)
             return
         except OSError as error:
             problem = str(error)
-            self._loop.writing(tls.fileno(), None)
+            self._loop.writing(client.fileno(), None)
             # Not at once: the caller is in the middle of something that may send more.
-            self._loop.soon(lambda: self._lost(problem) if self._tls is tls else None)
+            self._loop.soon(lambda: self._lost(problem) if self._tls is client else None)
             return
-        self._loop.writing(tls.fileno(), None)
+        self._loop.writing(client.fileno(), None)
 
     # Loss.
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from typing import Any
+
+from slurmlet.runner.lean.typing import Any
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWIPC = 0x08000000

@@ -15,7 +15,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+
+from slurmlet.runner.lean.typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 MAX_LINE_BYTES = 16 << 10
 # The kubelet's containerLogMaxSize and containerLogMaxFiles.

@@ -10,9 +10,10 @@ from __future__ import annotations
 import heapq
 import os
 import select
-import signal
 import time
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+
+from slurmlet.runner.lean import signal
+from slurmlet.runner.lean.typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 Callback = Callable[[], None]
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from typing import List, Optional
+
+from slurmlet.runner.lean.typing import List, Optional
 
 
 def main(argv: Optional[List[str]] = None) -> int:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-import socket
-from typing import Any, Callable, Dict, Optional, Protocol
 
+from slurmlet.runner.lean import socket
+from slurmlet.runner.lean.typing import Any, Callable, Dict, Optional, Protocol
 from slurmlet.runner.loop import Loop
 from slurmlet.runner.resolving import resolv_conf
 

@@ -7,7 +7,8 @@ the runtime must not see cgroups, they are hidden later.
 from __future__ import annotations
 
 import os
-from typing import Iterator, List, Tuple
+
+from slurmlet.runner.lean.typing import Iterator, List, Tuple
 
 _NODE_COUNTER = "/proc/vmstat"
 

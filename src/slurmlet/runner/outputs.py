@@ -8,9 +8,9 @@ from __future__ import annotations
 import fcntl
 import os
 import termios
-from collections import deque
-from typing import Callable, Deque, Dict, List, Optional, Protocol, Set, Tuple
 
+from slurmlet.runner.lean.collections import deque
+from slurmlet.runner.lean.typing import Callable, Deque, Dict, List, Optional, Protocol, Set, Tuple
 from slurmlet.runner.logfiles import STDERR, STDOUT, LogWriter
 from slurmlet.runner.loop import Loop, pipe
 

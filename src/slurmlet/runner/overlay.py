@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Callable, List
 
 from slurmlet.runner import linux
 from slurmlet.runner.children import Children
+from slurmlet.runner.lean.typing import Callable, List
 from slurmlet.runner.programs import find_program
 
 

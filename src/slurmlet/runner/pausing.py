@@ -7,10 +7,10 @@ directory of the host, and (sandbox.forbid_inspection is inherited by the fork) 
 from __future__ import annotations
 
 import os
-import signal
 
 from slurmlet.runner import linux
 from slurmlet.runner.children import Children
+from slurmlet.runner.lean import signal
 
 
 def start_pause(children: Children, empty_dir: str, name: str) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, NamedTuple
 
 from slurmlet.runner import linux
 from slurmlet.runner.children import Children
 from slurmlet.runner.claiming import PodDir
 from slurmlet.runner.context import PodContext, write_etc
+from slurmlet.runner.lean.typing import Any, Dict, NamedTuple
 from slurmlet.runner.loop import Loop
 from slurmlet.runner.networks import Network
 from slurmlet.runner.outofmemory import KillCounter

@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from typing import List, Tuple
+
+from slurmlet.runner.lean.typing import List, Tuple
 
 _PR_SET_SECCOMP, _MODE_FILTER = 22, 2
 _ALLOW, _SUCCEED = 0x7FFF0000, 0x00050000  # SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO with errno 0

@@ -6,10 +6,10 @@ Says what follows (`on_started`, `on_ready`, `on_unhealthy`); what to do about i
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, Dict, List, Optional, Protocol
 
 from slurmlet.runner.actions import Action
 from slurmlet.runner.context import PodContext
+from slurmlet.runner.lean.typing import Any, Callable, Dict, List, Optional, Protocol
 from slurmlet.runner.loop import Timer
 
 STARTUP, LIVENESS, READINESS = "startup", "liveness", "readiness"

@@ -13,8 +13,8 @@ from __future__ import annotations
 import binascii
 import os
 import time
-from typing import Any, Dict, List, Optional, Set
 
+from slurmlet.runner.lean.typing import Any, Dict, List, Optional, Set
 from slurmlet.runner.unpacking import remove_tree
 
 DATA, _NEW_DATA = "..data", "..data_tmp"

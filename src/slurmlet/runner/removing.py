@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import List, Optional
 
+from slurmlet.runner.lean.typing import List, Optional
 from slurmlet.runner.unpacking import remove_tree
 
 

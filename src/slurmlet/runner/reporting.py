@@ -6,13 +6,13 @@ at each change of phase and at the end, not on every change: it may lie on a slo
 
 from __future__ import annotations
 
-import json
 import sys
 import time
-from typing import Any, Callable, Dict, Optional
 
 from slurmlet.runner import wire
 from slurmlet.runner.claiming import PodDir, write_atomically
+from slurmlet.runner.lean import json
+from slurmlet.runner.lean.typing import Any, Callable, Dict, Optional
 from slurmlet.runner.loop import Loop
 
 STARTING, RUNNING, STOPPING, DONE = "Starting", "Running", "Stopping", "Done"
@@ -108,7 +108,7 @@ class Reporter:
 
 def _write(pod: PodDir, report: Dict[str, Any]) -> None:
     try:
-        write_atomically(pod.file("report.json"), (json.dumps(report, indent=1) + "\n").encode())
+        write_atomically(pod.file("report.json"), (json.dumps(report) + "\n").encode())
     except OSError as error:
         # The pod's directory may be gone (pod deleted) or its file system away; the pod goes on.
         print(f"report.json: {error}", file=sys.stderr, flush=True)

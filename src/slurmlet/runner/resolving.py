@@ -5,7 +5,7 @@ The rules (order, duplicates, limits) are the kubelet's; `model/resolvconf.py` m
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional
+from slurmlet.runner.lean.typing import Any, Dict, Iterable, List, NamedTuple, Optional
 
 _MAX_NAMESERVERS = 3
 _MAX_SEARCHES = 32

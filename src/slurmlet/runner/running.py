@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
-import signal
 import sys
-from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from slurmlet.runner import VERSION, linux, reporting, wire
 from slurmlet.runner.children import Children
 from slurmlet.runner.claiming import PodDir
+from slurmlet.runner.lean import json, signal
+from slurmlet.runner.lean.typing import TYPE_CHECKING, Any, Dict, List, Optional
 from slurmlet.runner.link import Link
 from slurmlet.runner.loop import Loop
 from slurmlet.runner.reporting import Reporter

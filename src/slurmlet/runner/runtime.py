@@ -6,13 +6,12 @@ leaves behind becomes ours (children.py), so the exit status is exact.
 
 from __future__ import annotations
 
-import json
 import os
-import socket
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Protocol, Tuple
 
 from slurmlet.runner import linux
 from slurmlet.runner.children import Children, OnExit
+from slurmlet.runner.lean import json, socket
+from slurmlet.runner.lean.typing import Any, Callable, Dict, List, NamedTuple, Optional, Protocol, Tuple
 from slurmlet.runner.programs import find_program
 from slurmlet.runner.sandbox import SINGLE, Mapping
 from slurmlet.runner.unpacking import remove_tree

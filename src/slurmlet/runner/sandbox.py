@@ -11,10 +11,10 @@ ids (/etc/subuid and newuidmap), 0 is the user and 1… are those.
 from __future__ import annotations
 
 import os
-import signal
-from typing import Any, Callable, List, NamedTuple, Optional, Tuple
 
 from slurmlet.runner import linux
+from slurmlet.runner.lean import signal
+from slurmlet.runner.lean.typing import Any, Callable, List, NamedTuple, Optional, Tuple
 from slurmlet.runner.programs import find_program
 
 SINGLE, SUBUID = "single", "subuid"

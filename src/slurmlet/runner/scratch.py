@@ -12,7 +12,8 @@ import os
 import stat
 import sys
 import time
-from typing import List, Mapping
+
+from slurmlet.runner.lean.typing import List, Mapping
 
 # Between making a pod's directory and locking it lies a moment in which it looks abandoned.
 _YOUNG_S = 60.0

@@ -7,9 +7,9 @@ not mount a message queue file system of a namespace it does not own, so both ar
 from __future__ import annotations
 
 import os
-from typing import Any, Dict
 
 from slurmlet.runner import linux
+from slurmlet.runner.lean.typing import Any, Dict
 from slurmlet.runner.scratch import Scratch
 
 _QUIET = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC

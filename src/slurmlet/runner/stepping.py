@@ -8,12 +8,12 @@ there, the hub would have to (and does, where this process was killed or the nod
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
-from typing import List
 
 from slurmlet.runner import linux
+from slurmlet.runner.lean import signal
+from slurmlet.runner.lean.typing import List
 
 _TRIES, _AGAIN_S = 5, 1.0
 

@@ -7,10 +7,10 @@ Loaded only by pods that have such limits.
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, Dict, List, Tuple
 
 from slurmlet.runner.context import PodContext
 from slurmlet.runner.evicting import PERIOD_S, disk_usage_bytes
+from slurmlet.runner.lean.typing import Any, Callable, Dict, List, Tuple
 from slurmlet.runner.lifecycle import Lifecycle
 
 _MOST_OF_THE_TIME = 10

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import struct
 import sys
-from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Protocol
 
 from slurmlet.runner import wire
+from slurmlet.runner.lean import json
+from slurmlet.runner.lean.typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Protocol
 
 if TYPE_CHECKING:
     from slurmlet.runner.lifecycle import Lifecycle

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
-from typing import Any, List, Optional
 
 from slurmlet.runner.actions import Action
 from slurmlet.runner.context import PodContext
+from slurmlet.runner.lean import signal
+from slurmlet.runner.lean.typing import Any, List, Optional
 from slurmlet.runner.loop import Timer
 
 # A hook may use up all of the grace; the kubelet leaves the container this much all the same.

@@ -9,8 +9,8 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
-from typing import IO, TYPE_CHECKING, Callable, Dict, List, Set, Tuple
 
+from slurmlet.runner.lean.typing import IO, TYPE_CHECKING, Callable, Dict, List, Set, Tuple
 from slurmlet.runner.sandbox import SUBUID, Mapping
 
 if TYPE_CHECKING:

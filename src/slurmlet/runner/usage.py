@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from slurmlet.runner.context import PodContext
+from slurmlet.runner.lean.typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
 from slurmlet.runner.lifecycle import Lifecycle
 
 # A walk that takes longer tells nothing rather than something wrong.

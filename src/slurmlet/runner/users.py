@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
-
 from slurmlet.runner.beneath import read_beneath
+from slurmlet.runner.lean.typing import Any, Dict, List, NamedTuple, Optional, Tuple
 from slurmlet.runner.sandbox import SINGLE, Mapping
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from slurmlet.runner import linux
 from slurmlet.runner.beneath import open_beneath
 from slurmlet.runner.bundle import Mount
 from slurmlet.runner.children import Children
+from slurmlet.runner.lean.typing import Any, Callable, Dict, List, Optional, Tuple
 from slurmlet.runner.projecting import BadName, project
 from slurmlet.runner.sandbox import SUBUID, Mapping
 from slurmlet.runner.scratch import Scratch

@@ -47,9 +47,10 @@ hub → runner
 
 from __future__ import annotations
 
-import json
 import struct
-from typing import Any, Iterator, NamedTuple
+
+from slurmlet.runner.lean import json
+from slurmlet.runner.lean.typing import Any, Iterator, NamedTuple
 
 PROTOCOL = 1
 MAX_PAYLOAD = 1 << 20
@@ -80,7 +81,7 @@ def pack(kind: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 def control(type_: str, **fields: Any) -> bytes:
-    return pack(CONTROL, 0, json.dumps({"type": type_, **fields}, separators=(",", ":")).encode())
+    return pack(CONTROL, 0, json.dumps({"type": type_, **fields}).encode())
 
 
 def data(stream: int, channel: int, payload: bytes) -> bytes:

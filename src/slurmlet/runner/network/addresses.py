@@ -5,9 +5,10 @@ Inside netd an IPv4 address is a number: tables are asked on every connect, and 
 
 from __future__ import annotations
 
-import socket
 import struct
-from typing import NamedTuple, Optional, Tuple
+
+from slurmlet.runner.lean import socket
+from slurmlet.runner.lean.typing import NamedTuple, Optional, Tuple
 
 ANY, LOOPBACK = 0, 0x7F000001
 _LOOPBACK_NET = 0x7F

@@ -7,14 +7,13 @@ processes (while one is open, a trapped call waits for the next netd instead of 
 from __future__ import annotations
 
 import errno
-import json
 import os
-import socket
 import sys
-from typing import Any, Callable, Dict, NamedTuple, Optional
 
 from slurmlet.runner import linux, wire
 from slurmlet.runner.children import Children
+from slurmlet.runner.lean import json, socket
+from slurmlet.runner.lean.typing import Any, Callable, Dict, NamedTuple, Optional
 from slurmlet.runner.loop import Loop
 from slurmlet.runner.network import addresses, datagrams, namespaces
 from slurmlet.runner.network.channel import Channel

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import socket
-from typing import Any, Callable, Dict
-
 from slurmlet.runner import wire
+from slurmlet.runner.lean import json, socket
+from slurmlet.runner.lean.typing import Any, Callable, Dict
 from slurmlet.runner.loop import Loop
 
 _READ_BYTES = 256 << 10

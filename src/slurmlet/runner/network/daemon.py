@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import errno
 import gc
-import json
 import os
 import resource
-import signal
-import socket
 import sys
-from typing import TYPE_CHECKING, Any, Callable, Dict, NamedTuple, Optional, Set
 
 from slurmlet.runner import linux
+from slurmlet.runner.lean import json, signal, socket
+from slurmlet.runner.lean.typing import TYPE_CHECKING, Any, Callable, Dict, NamedTuple, Optional, Set
 from slurmlet.runner.loop import Loop
 from slurmlet.runner.network import addresses
 from slurmlet.runner.network.channel import Channel

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import socket
 import struct
 
+from slurmlet.runner.lean import socket
 from slurmlet.runner.network import addresses
 
 # Kind, and when it was sent (ms); a tag follows the body.

@@ -7,10 +7,10 @@ are looked up before.
 from __future__ import annotations
 
 import errno
-import socket
 import weakref
-from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Tuple
 
+from slurmlet.runner.lean import socket
+from slurmlet.runner.lean.typing import TYPE_CHECKING, Callable, Dict, List, Optional, Tuple
 from slurmlet.runner.loop import Loop, Timer
 from slurmlet.runner.network import addresses
 from slurmlet.runner.network.overlay import DENIED, Announcement, Overlay

@@ -7,15 +7,13 @@ runner is not dumpable, so it cannot look at its own child's namespaces either; 
 from __future__ import annotations
 
 import errno
-import json
 import os
-import signal
-import socket
 import struct
 from fcntl import ioctl
-from typing import Any, Callable, List, NamedTuple
 
 from slurmlet.runner import linux
+from slurmlet.runner.lean import json, signal, socket
+from slurmlet.runner.lean.typing import Any, Callable, List, NamedTuple
 from slurmlet.runner.network import addresses, netlink
 from slurmlet.runner.network.datagrams import MAX_PACKET_BYTES
 

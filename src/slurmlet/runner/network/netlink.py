@@ -6,9 +6,10 @@ There is no `ip` program to rely on, and starting one four times would take long
 from __future__ import annotations
 
 import os
-import socket
 import struct
-from typing import Any
+
+from slurmlet.runner.lean import socket
+from slurmlet.runner.lean.typing import Any
 
 _NEWLINK, _NEWADDR, _NEWROUTE = 16, 20, 24
 _REQUEST, _ACK, _EXCL, _CREATE = 1, 4, 0x200, 0x400

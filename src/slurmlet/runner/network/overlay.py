@@ -9,11 +9,11 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-import socket
 import struct
 import time
-from typing import Any, Callable, Dict, Iterable, NamedTuple, Optional, Protocol, Tuple
 
+from slurmlet.runner.lean import socket
+from slurmlet.runner.lean.typing import Any, Callable, Dict, Iterable, NamedTuple, Optional, Protocol, Tuple
 from slurmlet.runner.loop import Loop, Timer
 from slurmlet.runner.network import addresses
 from slurmlet.runner.network.datagrams import HEAD, TAG_BYTES

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import queue
-import signal
-import socket
 import threading
-from typing import Any, Optional, Tuple
 
 from slurmlet.runner import linux
+from slurmlet.runner.lean import signal, socket
+from slurmlet.runner.lean.typing import Any, Optional, Tuple
 
 
 class PodSockets:

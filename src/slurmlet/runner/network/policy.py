@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, FrozenSet, List, NamedTuple, Optional, Tuple
-
+from slurmlet.runner.lean.typing import Any, FrozenSet, List, NamedTuple, Optional, Tuple
 from slurmlet.runner.network import addresses
 
 Network = Tuple[int, int]

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import fcntl
 import os
-import socket
 import struct
-from typing import Any, Callable, List, Optional
 
+from slurmlet.runner.lean import socket
+from slurmlet.runner.lean.typing import Any, Callable, List, Optional
 from slurmlet.runner.loop import Loop
 
 _CHUNK_BYTES = 256 << 10

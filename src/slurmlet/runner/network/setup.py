@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
-
+from slurmlet.runner.lean.typing import Any, Dict, List, NamedTuple, Optional, Tuple
 from slurmlet.runner.network import addresses
 
 # How the pod's programs are attached.

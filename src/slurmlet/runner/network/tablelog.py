@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, Set
+from slurmlet.runner.lean.typing import Any, Dict, Iterator, Set
 
 _TABLES = ("pods", "services", "node_ports")
 _MAX_ENTRIES = 1000

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
+from slurmlet.runner.lean.typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 from slurmlet.runner.network import addresses, policy
 from slurmlet.runner.network.setup import Setup
 

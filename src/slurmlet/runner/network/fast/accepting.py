@@ -11,11 +11,11 @@ from __future__ import annotations
 import errno
 import os
 import select
-import socket
 import struct
-from collections import deque
-from typing import Callable, Deque, Dict, List, NamedTuple, Optional, Tuple
 
+from slurmlet.runner.lean import socket
+from slurmlet.runner.lean.collections import deque
+from slurmlet.runner.lean.typing import Callable, Deque, Dict, List, NamedTuple, Optional, Tuple
 from slurmlet.runner.loop import Loop, Timer
 from slurmlet.runner.network import addresses
 from slurmlet.runner.network.fast.hostsockets import HostSockets, reset

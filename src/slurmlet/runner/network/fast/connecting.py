@@ -11,10 +11,10 @@ from __future__ import annotations
 import errno
 import os
 import select
-import socket
 import struct
-from typing import Callable, Dict, List, Optional, Tuple, Type
 
+from slurmlet.runner.lean import socket
+from slurmlet.runner.lean.typing import Callable, Dict, List, Optional, Tuple, Type
 from slurmlet.runner.loop import Loop, Timer
 from slurmlet.runner.network import addresses, policy
 from slurmlet.runner.network.fast.accepting import Inner, InnerSix

@@ -10,9 +10,10 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import socket
 import struct
-from typing import Dict, List, NamedTuple, Optional, Tuple
+
+from slurmlet.runner.lean import socket
+from slurmlet.runner.lean.typing import Dict, List, NamedTuple, Optional, Tuple
 
 SOCKET, BIND, LISTEN, CONNECT, ACCEPT, ACCEPT4 = "socket", "bind", "listen", "connect", "accept", "accept4"
 GETSOCKNAME, GETPEERNAME = "getsockname", "getpeername"

@@ -8,8 +8,8 @@ else.
 from __future__ import annotations
 
 import os
-from typing import Any, Callable, Dict
 
+from slurmlet.runner.lean.typing import Any, Callable, Dict
 from slurmlet.runner.loop import Loop
 from slurmlet.runner.network import addresses
 from slurmlet.runner.network.fast import filtering

@@ -10,10 +10,10 @@ import ctypes
 import fcntl
 import os
 import select
-import socket
 import struct
-from typing import List, Optional, Tuple
 
+from slurmlet.runner.lean import socket
+from slurmlet.runner.lean.typing import List, Optional, Tuple
 from slurmlet.runner.network import addresses
 
 _SO_COOKIE, _SO_NETNS_COOKIE, _SO_PROTOCOL, _SO_DOMAIN = 57, 71, 38, 39

@@ -11,8 +11,8 @@ import contextlib
 import mmap
 import os
 import struct
-from typing import Callable, Dict, List, NamedTuple, Optional
 
+from slurmlet.runner.lean.typing import Callable, Dict, List, NamedTuple, Optional
 from slurmlet.runner.loop import Loop, Timer
 from slurmlet.runner.network import addresses
 from slurmlet.runner.network.fast import diagnosing

@@ -11,10 +11,10 @@ from __future__ import annotations
 import errno
 import os
 import random
-import socket
 from collections import OrderedDict
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
+from slurmlet.runner.lean import socket
+from slurmlet.runner.lean.typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 from slurmlet.runner.loop import Loop, Timer
 from slurmlet.runner.network import addresses
 from slurmlet.runner.network.fast import diagnosing

@@ -13,7 +13,8 @@ import fcntl
 import os
 import struct
 from collections import OrderedDict
-from typing import Any, NamedTuple, Optional
+
+from slurmlet.runner.lean.typing import Any, NamedTuple, Optional
 
 
 def _ioctl(direction: int, number: int, size_bytes: int) -> int:

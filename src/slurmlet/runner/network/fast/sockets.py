@@ -7,8 +7,7 @@ place that knows something a program needs: whatever is not here is taken from t
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional
-
+from slurmlet.runner.lean.typing import Any, Callable, Dict, List, Optional
 from slurmlet.runner.network import addresses
 from slurmlet.runner.network.fast import diagnosing
 from slurmlet.runner.network.fast.listeners import Claim, Ports

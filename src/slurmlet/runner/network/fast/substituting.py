@@ -10,10 +10,10 @@ from __future__ import annotations
 import errno
 import os
 import select
-import socket
 import struct
-from typing import Any, Callable, Dict, List, Optional, Tuple
 
+from slurmlet.runner.lean import socket
+from slurmlet.runner.lean.typing import Any, Callable, Dict, List, Optional, Tuple
 from slurmlet.runner.loop import Loop
 from slurmlet.runner.network import addresses
 from slurmlet.runner.network.fast import filtering

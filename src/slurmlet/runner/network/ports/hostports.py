@@ -8,9 +8,9 @@ A port without a backend is not bound, so that the kernel refuses the connection
 from __future__ import annotations
 
 import errno
-import socket
-from typing import Callable, Dict, NamedTuple, Optional, Union
 
+from slurmlet.runner.lean import socket
+from slurmlet.runner.lean.typing import Callable, Dict, NamedTuple, Optional, Union
 from slurmlet.runner.loop import Loop, Timer
 from slurmlet.runner.network import addresses
 from slurmlet.runner.network.dialling import Dial, connect_host

@@ -5,10 +5,10 @@ Towards the pods a flow is a port of the endpoint (udpendpoint.py), towards othe
 
 from __future__ import annotations
 
-import socket
 import time
-from typing import Callable, Dict, Optional, Protocol, Tuple
 
+from slurmlet.runner.lean import socket
+from slurmlet.runner.lean.typing import Callable, Dict, Optional, Protocol, Tuple
 from slurmlet.runner.loop import Loop
 from slurmlet.runner.network import addresses
 from slurmlet.runner.network.slow.udpendpoint import UdpEndpoint

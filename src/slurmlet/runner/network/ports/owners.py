@@ -6,7 +6,8 @@ Reads only. Numbers of users are as this process's user namespace sees them, whi
 from __future__ import annotations
 
 import os
-from typing import Iterator, NamedTuple, Optional
+
+from slurmlet.runner.lean.typing import Iterator, NamedTuple, Optional
 
 _LISTEN = "0A"
 _MAPPED = "0000000000000000FFFF0000"

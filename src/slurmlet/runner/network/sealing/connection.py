@@ -9,10 +9,10 @@ connection finds it: the reset of one would be the end of another. We leave none
 
 from __future__ import annotations
 
-import socket
 import ssl
-from typing import Any, Callable, Optional
 
+from slurmlet.runner.lean import socket
+from slurmlet.runner.lean.typing import Any, Callable, Optional
 from slurmlet.runner.loop import Loop
 from slurmlet.runner.network.relaying import reset
 

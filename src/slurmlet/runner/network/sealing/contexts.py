@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import ssl
 import tempfile
-from typing import NamedTuple
 
+from slurmlet.runner.lean.typing import NamedTuple
 from slurmlet.runner.network.setup import Tls
 
 

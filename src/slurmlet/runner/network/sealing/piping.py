@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import errno
 import os
-import socket
 import struct
-from typing import Tuple
 
+from slurmlet.runner.lean import socket
+from slurmlet.runner.lean.typing import Tuple
 from slurmlet.runner.loop import Loop
 from slurmlet.runner.network.relaying import reset
 from slurmlet.runner.network.sealing.connection import Sealed

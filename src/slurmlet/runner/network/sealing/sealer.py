@@ -7,10 +7,10 @@ refuse, and the client's program must see a refusal, not a connection that break
 from __future__ import annotations
 
 import errno
-import socket
 import weakref
-from typing import Callable, Optional
 
+from slurmlet.runner.lean import socket
+from slurmlet.runner.lean.typing import Callable, Optional
 from slurmlet.runner.loop import Loop
 from slurmlet.runner.network.sealing.connection import ROOM_BYTES, Sealed
 from slurmlet.runner.network.sealing.contexts import Contexts

@@ -12,7 +12,8 @@ from __future__ import annotations
 import os
 import struct
 import time
-from typing import Callable, Dict, NamedTuple, Optional, Protocol, Tuple
+
+from slurmlet.runner.lean.typing import Callable, Dict, NamedTuple, Optional, Protocol, Tuple
 
 _KEY = struct.Struct(">IIHH")
 _UNREPLIED_S, _STREAM_S = 30.0, 120.0

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import collections
 import os
-from typing import Callable, Dict, Optional
 
+from slurmlet.runner.lean.typing import Callable, Dict, Optional
 from slurmlet.runner.loop import Loop
 from slurmlet.runner.network import tables
 from slurmlet.runner.network.datagrams import MAX_PACKET_BYTES

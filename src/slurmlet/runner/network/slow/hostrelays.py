@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import errno
 import resource
-import socket
-from typing import Callable, Dict, Optional, Tuple
 
+from slurmlet.runner.lean import socket
+from slurmlet.runner.lean.typing import Callable, Dict, Optional, Tuple
 from slurmlet.runner.loop import Loop
 from slurmlet.runner.network import addresses
 from slurmlet.runner.network.slow import packets

@@ -11,11 +11,11 @@ packet.
 from __future__ import annotations
 
 import collections
-import socket
 import struct
 import time
-from typing import Callable, Deque, Dict, Optional, Set, Tuple
 
+from slurmlet.runner.lean import socket
+from slurmlet.runner.lean.typing import Callable, Deque, Dict, Optional, Set, Tuple
 from slurmlet.runner.loop import Loop
 from slurmlet.runner.network import addresses
 from slurmlet.runner.network.datagrams import MAX_PACKET_BYTES

@@ -11,9 +11,9 @@ from __future__ import annotations
 import collections
 import errno
 import os
-import socket
-from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Tuple
 
+from slurmlet.runner.lean import socket
+from slurmlet.runner.lean.typing import TYPE_CHECKING, Callable, Dict, List, Optional, Tuple
 from slurmlet.runner.loop import Loop
 from slurmlet.runner.network import addresses, tables
 from slurmlet.runner.network.dialling import Dialler, OnDialled, connect_host

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import errno
-import socket
-from typing import Callable, List, Optional
 
+from slurmlet.runner.lean import socket
+from slurmlet.runner.lean.typing import Callable, List, Optional
 from slurmlet.runner.loop import Loop, Timer
 from slurmlet.runner.network.relaying import reset
 from slurmlet.runner.network.slow.tcpend import Events, TcpEnd

@@ -6,9 +6,8 @@ nobody vouches for is reset.
 
 from __future__ import annotations
 
-import socket
-from typing import TYPE_CHECKING, Callable, Dict, NamedTuple, Optional
-
+from slurmlet.runner.lean import socket
+from slurmlet.runner.lean.typing import TYPE_CHECKING, Callable, Dict, NamedTuple, Optional
 from slurmlet.runner.loop import Loop, Timer
 from slurmlet.runner.network import addresses
 from slurmlet.runner.network.overlay import Announcement, Key, Overlay

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Callable, Optional
 
+from slurmlet.runner.lean.typing import Callable, Optional
 from slurmlet.runner.loop import Loop
 from slurmlet.runner.network.slow import tcpsegments
 from slurmlet.runner.network.slow.packets import Bytes

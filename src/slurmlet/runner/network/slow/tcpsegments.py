@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple, Optional, Tuple
 
+from slurmlet.runner.lean.typing import NamedTuple, Optional, Tuple
 from slurmlet.runner.network.slow import packets
 
 FIN, SYN, RST, PSH, ACK = 1, 2, 4, 8, 16

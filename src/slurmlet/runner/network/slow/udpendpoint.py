@@ -14,8 +14,7 @@ socket that brought it the question, so `ip` need not be in any table.
 
 from __future__ import annotations
 
-from typing import Callable, Optional
-
+from slurmlet.runner.lean.typing import Callable, Optional
 from slurmlet.runner.network.datagrams import MAX_PACKET_BYTES
 from slurmlet.runner.network.overlay import Overlay
 from slurmlet.runner.network.setup import Setup

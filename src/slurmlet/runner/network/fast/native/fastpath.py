@@ -10,8 +10,8 @@ import ctypes
 import errno
 import mmap
 import struct
-from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Tuple
 
+from slurmlet.runner.lean.typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Tuple
 from slurmlet.runner.loop import Loop, Timer
 from slurmlet.runner.network.fast.accepting import Accepting, Inner, InnerSix
 from slurmlet.runner.network.fast.connecting import Connecting

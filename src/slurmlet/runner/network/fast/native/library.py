@@ -10,7 +10,8 @@ import ctypes
 import os
 import platform
 import stat
-from typing import Any, Optional
+
+from slurmlet.runner.lean.typing import Any, Optional
 
 NAME = f"netfast-{platform.machine()}.so"
 # Version, sizes of struct event and struct record: what fastpath.py reads is what netfast.c writes.

@@ -6,10 +6,10 @@ in a table, all of a batch at once. The latest record of a socket is the one tha
 
 from __future__ import annotations
 
-import socket
 import struct
-from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Set
 
+from slurmlet.runner.lean import socket
+from slurmlet.runner.lean.typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Set
 from slurmlet.runner.network import addresses
 from slurmlet.runner.network.fast.sockets import CONNECTED, CONNECTING, Socket
 from slurmlet.runner.network.overlay import Announcement

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Optional
 
+from slurmlet.runner.lean.typing import Optional
 from slurmlet.runner.loop import Loop, Timer
 
 _LOOK_EVERY_S = 0.1
