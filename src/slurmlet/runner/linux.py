@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import sys
 
+from slurmlet.runner.lean.signal import SIGCHLD
 from slurmlet.runner.lean.typing import Any
 
 CLONE_NEWNS = 0x00020000
@@ -34,6 +36,24 @@ def _check(result: int, what: str) -> None:
 
 def unshare(flags: int) -> None:
     _check(_libc().unshare(flags), "unshare")
+
+
+def fork_into(namespaces: int) -> int:
+    """As os.fork(), but the child finds itself in new namespaces, as PID 1 where a PID namespace is among them."""
+    # Like pivot_root below: a number of each machine's own.
+    number = {"x86_64": 56, "aarch64": 220, "ppc64le": 120}.get(os.uname().machine)
+    if number is None:
+        raise OSError(errno.ENOSYS, f"no clone known for {os.uname().machine}")
+    # libc knows no fork with flags. Python does not mind, if it is told before and after as its own os.fork() tells it.
+    python = ctypes.PyDLL(None, use_errno=True)
+    python.PyOS_BeforeFork()
+    pid = int(python.syscall(number, namespaces | SIGCHLD, 0, 0, 0, 0))
+    if pid == 0:
+        python.PyOS_AfterFork_Child()
+        return 0
+    python.PyOS_AfterFork_Parent()
+    _check(min(pid, 0), "clone")
+    return pid
 
 
 def setns(fd: int, kind: int) -> None:

@@ -1,7 +1,8 @@
 """Removes a volume's directory, whoever's files are in it: `python -m slurmlet.runner.removing <directory>`.
 
 Where a user has subordinate ids, containers leave files of other users behind, which only a user namespace with the
-same mapping may remove. Started by the hub as a process of its own, because entering a namespace is for good.
+same mapping may remove. Started by the hub as a process of its own: it forks, and the
+hub has threads.
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ def main(argv: Optional[List[str]] = None) -> int:
     if os.path.lexists(path):
         from slurmlet.runner import sandbox
 
+        def remove() -> int:
+            remove_tree(path)
+            return 0
+
         try:
-            sandbox.take_ids()
+            sandbox.with_ids(remove)
         except (sandbox.SandboxError, OSError) as error:
             print(f"{path}: files of other users, and {error}", file=sys.stderr)
             return 1
-        remove_tree(path)
     if os.path.lexists(path):
         print(f"{path}: not all of it could be removed", file=sys.stderr)
         return 1

@@ -14,7 +14,7 @@ from slurmlet.runner.lean.typing import TYPE_CHECKING, Any, Dict, List, Optional
 from slurmlet.runner.link import Link
 from slurmlet.runner.loop import Loop
 from slurmlet.runner.reporting import Reporter
-from slurmlet.runner.sandbox import Inside
+from slurmlet.runner.sandbox import SIGNALS, Inside
 from slurmlet.runner.streams import Session, Stream, Streams, find_container
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Runner:
         self._loop.on_signal(signal.SIGTERM, self._signalled)
         # A Ctrl-C at a terminal in front of a hand-started runner reaches every process of the group.
         self._loop.on_signal(signal.SIGINT, self._signalled)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         self._loop.reading(inside.lifeline, self._orphaned)
 
     def run(self) -> int:

@@ -18,6 +18,10 @@ from slurmlet.runner.lean.typing import Any, Callable, List, NamedTuple, Optiona
 from slurmlet.runner.programs import find_program
 
 SINGLE, SUBUID = "single", "subuid"
+# Those that end a pod: the outer process hands them on.
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_ONE, _MANY = b"1", b"n"
+_NO_NAMESPACES = "this node gives no user namespaces ({}); `slurmlet doctor` says more"
 Range = Tuple[int, int]
 
 
@@ -42,19 +46,37 @@ class SandboxError(Exception):
 
 def enter(work: Callable[[Inside], int]) -> int:
     """Run `work` as PID 1 of new namespaces and return its exit code. The caller is the outer process."""
-    mapping = _unshare_and_map()
+
+    def inside(told: Inside) -> int:
+        _own_mounts()
+        linux.forbid_inspection()
+        return work(told)
+
+    return _run_inside(inside)
+
+
+def with_ids(work: Callable[[], int]) -> int:
+    """Run `work` where all ids that the user has are ours to use: for whoever removes their files."""
+    return _run_inside(lambda _told: work())
+
+
+def _run_inside(work: Callable[[Inside], int]) -> int:
+    ranges = subordinate_ranges(os.geteuid())
     lifeline, held = os.pipe2(os.O_CLOEXEC)
-    # Blocked across the fork: a SIGTERM in between must reach a process that knows what to do with it.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    pid = os.fork()
+    mapped, tell = os.pipe2(os.O_CLOEXEC)
+    # Blocked across the fork: a signal in between must reach a process that knows what to do with it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    pid = _fork_inside()
     if pid == 0:
         os.close(held)
+        os.close(tell)
         code = 1
         try:
             linux.die_with_parent(signal.SIGKILL)
-            _own_mounts()
-            linux.forbid_inspection()
-            code = work(Inside(mapping, lifeline))
+            told = os.read(mapped, 1)
+            os.close(mapped)
+            if told:
+                code = work(Inside(_mapping(ranges if told == _MANY else None), lifeline))
         except BaseException:
             import traceback
 
@@ -62,7 +84,14 @@ def enter(work: Callable[[Inside], int]) -> int:
         finally:
             os._exit(code)
     os.close(lifeline)
-    return _wait_for(pid)
+    os.close(mapped)
+    try:
+        os.write(tell, _map(pid, ranges))
+    finally:
+        # With nothing written the child leaves.
+        os.close(tell)
+        code = _wait_for(pid)
+    return code
 
 
 def _wait_for(pid: int) -> int:
@@ -72,45 +101,42 @@ def _wait_for(pid: int) -> int:
         except ProcessLookupError:
             pass
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in SIGNALS:
         signal.signal(number, forward)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     while True:
         found, status = os.waitpid(pid, 0)
         if found == pid:
             break
+    # The number may be another's from now on.
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
-def take_ids() -> Mapping:
-    """Enter namespaces in which the user's ids are ours to use, for good: for a process that removes their files."""
-    return _unshare_and_map()
-
-
-def _unshare_and_map() -> Mapping:
-    uid, gid = os.geteuid(), os.getegid()
-    ranges = subordinate_ranges(uid)
-    flags = linux.CLONE_NEWUSER | linux.CLONE_NEWNS | linux.CLONE_NEWPID
-    if ranges is None:
-        _unshare(flags)
-    else:
-        helper, go = _helper_outside(ranges, uid, gid)
-        _unshare(flags)
-        if _let_helper_map(helper, go):
-            return Mapping(SUBUID, 1 + ranges[0][1], 1 + ranges[1][1])
-    _write("/proc/self/setgroups", "deny")
-    _write("/proc/self/uid_map", f"0 {uid} 1")
-    _write("/proc/self/gid_map", f"0 {gid} 1")
-    return Mapping(SINGLE, 1, 1)
-
-
-def _unshare(flags: int) -> None:
+def _fork_inside() -> int:
     try:
-        linux.unshare(flags)
+        return linux.fork_into(linux.CLONE_NEWUSER | linux.CLONE_NEWNS | linux.CLONE_NEWPID)
     except OSError as error:
-        raise SandboxError(
-            f"this node gives no user namespaces ({error}); `slurmlet doctor` says more"
-        ) from error
+        raise SandboxError(_NO_NAMESPACES.format(error)) from error
+
+
+def _mapping(ranges: Optional[Tuple[Range, Range]]) -> Mapping:
+    return Mapping(SINGLE, 1, 1) if ranges is None else Mapping(SUBUID, 1 + ranges[0][1], 1 + ranges[1][1])
+
+
+def _map(pid: int, ranges: Optional[Tuple[Range, Range]]) -> bytes:
+    """Give the namespace of a child its ids, from outside: newuidmap refuses to work from inside."""
+    uid, gid = os.geteuid(), os.getegid()
+    if ranges is not None and _map_ranges(pid, (uid, gid), ranges):
+        return _MANY
+    try:
+        _write(f"/proc/{pid}/setgroups", "deny")
+        _write(f"/proc/{pid}/uid_map", f"0 {uid} 1")
+        _write(f"/proc/{pid}/gid_map", f"0 {gid} 1")
+    except OSError as error:
+        raise SandboxError(_NO_NAMESPACES.format(error)) from error
+    return _ONE
 
 
 def _write(path: str, text: str) -> None:
@@ -121,35 +147,15 @@ def _write(path: str, text: str) -> None:
         os.close(handle)
 
 
-def _helper_outside(ranges: Tuple[Range, Range], uid: int, gid: int) -> Tuple[int, int]:
-    """Fork a process that stays in the host's user namespace; newuidmap refuses to work from inside."""
-    target = os.getpid()
-    ready, go = os.pipe2(os.O_CLOEXEC)
-    helper = os.fork()
-    if helper:
-        os.close(ready)
-        return helper, go
-    code = 1
-    try:
-        os.close(go)
-        # Nothing to read: the outer process failed or went away, there is nobody to map.
-        if os.read(ready, 1):
-            code = 0
-            for tool, own, (first, count) in (("newuidmap", uid, ranges[0]), ("newgidmap", gid, ranges[1])):
-                argv = [tool, str(target), "0", str(own), "1", "1", str(first), str(count)]
-                code = code or os.spawnv(os.P_WAIT, find_program(tool), argv)  # noqa: S606 - in a fork of our own
-    finally:
-        os._exit(1 if code else 0)
-
-
-def _let_helper_map(helper: int, go: int) -> bool:
-    os.write(go, b"1")
-    os.close(go)
-    _, status = os.waitpid(helper, 0)
-    if status == 0:
+def _map_ranges(pid: int, own: Tuple[int, int], ranges: Tuple[Range, Range]) -> bool:
+    for tool, own_id, (first, count) in zip(("newuidmap", "newgidmap"), own, ranges):
+        argv = [tool, str(pid), "0", str(own_id), "1", "1", str(first), str(count)]
+        if os.spawnv(os.P_WAIT, find_program(tool), argv) != 0:  # noqa: S606 - no shell is what is wanted
+            break
+    else:
         return True
     # newuidmap may have mapped uids before newgidmap failed: nothing can be mapped twice.
-    with open("/proc/self/uid_map", encoding="ascii") as file:
+    with open(f"/proc/{pid}/uid_map", encoding="ascii") as file:
         if file.read().strip():
             raise SandboxError("newuidmap worked but newgidmap did not; check /etc/subgid on this node")
     return False

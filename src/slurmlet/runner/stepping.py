@@ -1,8 +1,8 @@
-"""The runner as a step of a job that srun allocated: runs the pod in a child, then ends the job with the pod's exit code.
+"""The runner as a step of a job that srun allocated: runs the pod, then ends the job with the pod's exit code.
 
-A batch job ends with its script; an allocation does not end with its step. So this process, the only one of the step
-that is not the pod's, waits, and tells slurmctld. It does that before it exits: with the step gone and the job still
-there, the hub would have to (and does, where this process was killed or the node has no library of Slurm's).
+A batch job ends with its script; an allocation does not end with its step. So the outer process, the only one of the
+step that is not in the pod's namespaces, tells slurmctld. It does that before it exits: with the step gone and the job
+still there, the hub would have to (and does, where this process was killed or the node has no library of Slurm's).
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import os
 import sys
 import time
 
-from slurmlet.runner import linux
 from slurmlet.runner.lean import signal
 from slurmlet.runner.lean.typing import List
+from slurmlet.runner.sandbox import SIGNALS
 
 _TRIES, _AGAIN_S = 5, 1.0
 
@@ -23,44 +23,26 @@ def main(arguments: List[str]) -> int:
         print("usage: runner step <library> <pod directory>", file=sys.stderr)
         return 2
     library, directory = arguments
-    parent = os.getpid()
-    # Slurm signals every process of the step: the pod's runner hears it too, and it is its end that ends this one.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
-    pid = os.fork()
-    if pid == 0:
-        os._exit(_become_runner(directory, parent))
-    status = _wait_for(pid)
-    _tell(library, status)
-    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+    # Until the pod is there to hear them: who dies now leaves a job that nobody ends.
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    code = _run(directory)
+    _tell(library, code << 8)
+    return code
 
 
-def _become_runner(directory: str, parent: int) -> int:
-    code = 1
+def _run(directory: str) -> int:
+    from slurmlet.runner.main import main as run
+
     try:
-        linux.die_with_parent(signal.SIGKILL)
-        if os.getppid() != parent:
-            return code
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        from slurmlet.runner.main import main as run
-
-        code = run([directory])
+        return run([directory])
     except BaseException:
         import traceback
 
         traceback.print_exc()
+        return 1
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-    return code
-
-
-def _wait_for(pid: int) -> int:
-    while True:
-        found, status = os.waitpid(pid, 0)
-        if found == pid:
-            return status
 
 
 def _tell(library: str, status: int) -> None:
