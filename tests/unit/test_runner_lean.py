@@ -138,6 +138,10 @@ class TestNamedTuples:
             with pytest.raises(TypeError):
                 kind(*arguments, **named)
 
+    def test_a_field_that_is_not_there_cannot_be_replaced(self) -> None:
+        with pytest.raises(ValueError, match="four"):
+            Lean(1)._replace(two="", four=4)  # type: ignore[call-arg]
+
     def test_nobody_writes_into_them(self) -> None:
         made = Lean(1)
         for name in ("one", "four"):

@@ -194,7 +194,7 @@ class Driver:
             # At a terminal Ctrl-C reaches the command directly: it is in the foreground, we are beside it.
             if number != signal.SIGINT or not sys.stdin.isatty():
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, number)
+                    _send(pid, number)
             if number == signal.SIGINT and self._insists():
                 self._kill_at_s = time.monotonic()
             if number == signal.SIGTERM and self._kill_at_s is None:
@@ -253,6 +253,14 @@ def _tie(own_group: bool) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
     if own_group:
         os.setpgid(0, 0)
+
+
+def _send(pid: int, number: int) -> None:
+    """As a terminal would: what is typed there reaches a shell and what it waits for, or the shell would go on waiting."""
+    if number in (signal.SIGINT, signal.SIGQUIT) and os.getpgid(pid) == pid:
+        os.killpg(pid, number)
+    else:
+        os.kill(pid, number)
 
 
 def _reaped(pid: int) -> bool:

@@ -69,8 +69,10 @@ else:
             return cls(*values)
 
         def _replace(self, **named):
-            changed = {**self._asdict(), **named}
-            return type(self)(**changed)
+            changed = tuple.__new__(type(self), [*map(named.pop, self._fields, self)])
+            if named:
+                raise ValueError(f"{type(self).__name__} has no {sorted(named)}")
+            return changed
 
         def _asdict(self):
             return dict(zip(self._fields, self))
