@@ -86,6 +86,20 @@ def test_the_container_is_named_as_the_kubelet_names_it(keys: Path, container: s
     record(keys, scenario)
 
 
+def test_good_news_come_a_moment_later(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events_module, "_LATER_S", 0.5)
+
+    async def scenario(api: Api, recorder: EventRecorder) -> None:
+        recorder.pod_event(POD, "Warning", "Failed", "trouble")
+        await until(lambda: posted(api))
+        recorder.pod_event(POD, "Normal", "Started", "good")
+        await asyncio.sleep(0.1)
+        assert [event["reason"] for event in posted(api)] == ["Failed"]
+        await until(lambda: len(posted(api)) == 2)
+
+    record(keys, scenario)
+
+
 def test_repeats_are_counted_on_one_object(keys: Path) -> None:
     async def scenario(api: Api, recorder: EventRecorder) -> None:
         api.on("PATCH", "*", {})

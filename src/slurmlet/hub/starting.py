@@ -31,6 +31,8 @@ _RETRY_S = 2.0
 _SOON_S, _LATEST_S = 0.5, 8.0
 # A config map read longer ago than this is read again before the pod starts with it.
 _FRESH_S = 10.0
+# Most containers begin within that of the plan.
+_STARTS_S = 0.2
 
 
 async def start(tools: Tools, state: PodState) -> float | None:
@@ -110,6 +112,7 @@ async def send_plan(tools: Tools, state: PodState, link: RunnerLink) -> float | 
     link.has_pod = True
     state.delivered = record_plan(state, link, plan, sources)
     state.prepared = None
+    state.expect_news(_STARTS_S)
     log.info("pod %s: its runner has the plan", state.name)
     tools.pacer.started(state.pod)
     return None

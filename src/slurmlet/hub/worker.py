@@ -258,6 +258,8 @@ class PodWorker:
         delay_s = None
         if state.live_link is not None and not state.runner_done:
             delay_s = await self._send_news(state.live_link)
+        if state.news_in_s:
+            return min(state.news_in_s, delay_s or state.news_in_s)
         if state.only_waits:
             if not state.began_before:
                 self._tools.notes.add(state)

@@ -18,6 +18,8 @@ _QUEUE_LIMIT = 2000
 _WRITERS = 3
 _REMEMBERED = 5000
 _SAME_WITHIN_S = 600.0
+# Nobody waits for good news, and the moment they are told of, mostly a pod's start, is a busy one.
+_NORMAL, _LATER_S = "Normal", 0.25
 
 Obj = dict[str, Any]
 
@@ -31,6 +33,7 @@ class _Told(NamedTuple):
     reason: str
     message: str
     at: str
+    put_s: float
 
     @property
     def key(self) -> int:
@@ -83,7 +86,7 @@ class EventRecorder:
         self._put(involved, "default", kind, reason, message)
 
     def _put(self, involved: Obj, namespace: str, kind: str, reason: str, message: str) -> None:
-        told = _Told(involved, namespace, kind, reason, message, rfc3339())
+        told = _Told(involved, namespace, kind, reason, message, rfc3339(), time.monotonic())
         try:
             self._queues[hash(involved["uid"]) % _WRITERS].put_nowait(told)
         except asyncio.QueueFull:
@@ -97,6 +100,8 @@ class EventRecorder:
     async def _write_all(self, queue: asyncio.Queue[_Told]) -> None:
         while True:
             told = await queue.get()
+            if told.kind == _NORMAL:
+                await asyncio.sleep(told.put_s + _LATER_S - time.monotonic())
             try:
                 await self._write(told)
             except ApiError as error:

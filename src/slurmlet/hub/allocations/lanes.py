@@ -27,6 +27,8 @@ from slurmlet.slurm.client import Scheduler
 
 # How long a signalled pod may wait for Slurm to say why.
 _VERDICT_S = 20.0
+# Within that a runner has mostly dialled in, once its process was started.
+_DIALS_IN_S = 0.3
 
 
 class Order(NamedTuple):
@@ -80,7 +82,12 @@ class QueueLane:
         async def place() -> JobId:
             how.append(await self._submitter.submit(state.uid, request, looks_free(partition)))
             state.mark = self._watch.mark
-            self._watch.poke()
+            if how[-1].at_once:
+                # It runs, and its runner is about to say more than Slurm could.
+                state.expect_news(_DIALS_IN_S)
+                asyncio.get_running_loop().call_later(_DIALS_IN_S, self._watch.poke)
+            else:
+                self._watch.poke()
             return how[-1].job_id
 
         def told(job_id: JobId) -> tuple[str, str]:
@@ -126,6 +133,7 @@ class AgentLane:
         async def place() -> JobId:
             await asyncio.to_thread(self._prepare, agent, state.uid)
             await self._agents.start(agent, state.uid)
+            state.expect_news(_DIALS_IN_S)
             return agent.job_id
 
         def told(job_id: JobId) -> tuple[str, str]:
