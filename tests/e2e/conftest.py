@@ -113,6 +113,11 @@ class Kubectl:
         """Whether an event about a pod has this reason and these words."""
         return any(why == reason and words in text for why, text in self.events(name))
 
+    def tells(self, name: str, *reasons: str, words: str = "") -> None:
+        """Wait for events about a pod with these reasons, the words in each; they may come a moment after the fact."""
+        for reason in reasons:
+            eventually(lambda reason=reason: self.told(name, reason, words), 10)  # type: ignore[misc]
+
     def waiting(self, name: str) -> tuple[str, str]:
         """(reason, message) the pod's first container waits for."""
         statuses = self.pod(name)["status"].get("containerStatuses") or [{}]

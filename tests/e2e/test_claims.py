@@ -98,8 +98,7 @@ def test_a_claim_becomes_a_private_directory_and_goes_with_it(testbed: Testbed, 
     assert volume["spec"]["capacity"] == {"storage": "1Gi"}
     assert volume["spec"]["storageClassName"] == "shared"
     assert volume["spec"]["claimRef"]["name"] == "data"
-    reasons = {reason for reason, _ in kubectl.events("data")}
-    assert {"Provisioning", "ProvisioningSucceeded"} <= reasons
+    kubectl.tells("data", "Provisioning", "ProvisioningSucceeded")
 
     # What a container leaves behind must not keep the directory, whatever its permissions.
     kubectl.apply(

@@ -278,7 +278,7 @@ def test_another_image_starts_the_container_again(kubectl: Kubectl) -> None:
     assert after["beside"]["containerID"] == was["beside"]["containerID"], "the others are left alone"
     assert kubectl("logs", "moved", "-c", "main", "--previous").stdout == "greeting=\nasked to end\n"
     eventually(lambda: kubectl("logs", "moved", "-c", "main").stdout == "greeting=hello\n")
-    assert kubectl.told("moved", "Killing", "Container main definition changed, will be restarted")
+    kubectl.tells("moved", "Killing", words="Container main definition changed, will be restarted")
     assert kubectl.job_id("moved") == before["metadata"]["annotations"]["slurmlet.io/job-id"]
 
     kubectl("set", "image", "pod/moved", "main=localhost:5000/nothing:1")

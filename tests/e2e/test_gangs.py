@@ -127,7 +127,7 @@ def test_none_starts_while_there_is_no_room_for_all(testbed: Testbed, kubectl: K
         assert not any(one["spec"].get("nodeName") for one in pods_of(kubectl, "wide"))
         ((job_id, _, state, _),) = queue(testbed, kubectl)
         assert state == "PENDING"
-        assert kubectl.told(pods_of(kubectl, "wide")[0]["metadata"]["name"], "GangSubmitted", job_id)
+        kubectl.tells(pods_of(kubectl, "wide")[0]["metadata"]["name"], "GangSubmitted", words=job_id)
     finally:
         testbed.run(["scancel", holder_id])
     kubectl("wait", "--for=condition=complete", "job/wide", "--timeout=90s")

@@ -206,7 +206,7 @@ def test_the_longest_names(testbed: Testbed, cluster: str, marker: str) -> None:
         kubectl("create", "-f", "-", stdin=json.dumps(pod(name, "echo fits", container={"name": container})))
         kubectl.wait_phase(name, "Succeeded")
         assert kubectl("logs", name, "-c", container).stdout == "fits\n"
-        assert {"Submitted", "Started"} <= {reason for reason, _ in kubectl.events(name)}
+        kubectl.tells(name, "Submitted", "Started")
         shown = testbed.run(
             ["squeue", "--noheader", "--states=all", "-j", kubectl.job_id(name), "-o", "%j %k"]
         ).stdout

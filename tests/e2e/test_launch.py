@@ -49,7 +49,7 @@ def test_exit_codes_are_the_jobs_and_no_process_stays(kubectl: Kubectl, here: Cl
     """Three ends, each as accounting has it; while a pod runs, the login host has nothing of it."""
     kubectl.apply(launched("good", "exit 0"), launched("bad", "exit 7"), launched("going", "sleep 3600"))
     running = kubectl.wait_phase("going", "Running")
-    assert kubectl.told("going", "Submitted", AT_ONCE)
+    kubectl.tells("going", "Submitted", words=AT_ONCE)
     eventually(lambda: not sruns(here.testbed, running["metadata"]["uid"]), 10)
     kubectl.wait_phase("good", "Succeeded")
     kubectl.wait_phase("bad", "Failed")
@@ -66,6 +66,7 @@ def test_exit_codes_are_the_jobs_and_no_process_stays(kubectl: Kubectl, here: Cl
 def test_batch_is_batch(kubectl: Kubectl, here: Cluster) -> None:
     kubectl.apply(launched("patient", "echo here", way="batch"))
     kubectl.wait_phase("patient", "Succeeded")
+    kubectl.tells("patient", "Submitted")
     assert not kubectl.told("patient", "Submitted", AT_ONCE)
     shown = here.testbed.run(["scontrol", "-o", "show", "job", kubectl.job_id("patient")]).stdout
     assert "BatchFlag=1" in shown
@@ -137,7 +138,7 @@ def test_where_nothing_is_free_the_pod_is_queued(kubectl: Kubectl, here: Cluster
     kubectl.wait_phase("holding", "Running")
     kubectl.apply(launched("waiting", "true", annotations=on_one, container=whole))
     job_id = kubectl.job_id("waiting")
-    assert kubectl.told("waiting", "Submitted", "not at once: ")
+    kubectl.tells("waiting", "Submitted", words="not at once: ")
     state = here.testbed.run(["squeue", "-h", "-j", job_id, "-o", "%T"]).stdout.strip()
     assert state == "PENDING"
     kubectl("delete", "pod", "waiting", "holding")

@@ -194,7 +194,7 @@ def test_an_http_probe_notices(net: Net) -> None:
         return bool(status["restartCount"] == 1 and status["ready"])
 
     eventually(restarted, 30)
-    assert net.told("web", "Unhealthy", "404")
+    net.tells("web", "Unhealthy", words="404")
     assert (
         net.run("lone", "curl", "-sS", "--max-time", "10", "http://to-web:8000/index.html").stdout
         == "hello\n"

@@ -39,10 +39,10 @@ def test_images_that_are_not_to_be_had(kubectl: Kubectl) -> None:
         pod("present", "echo there", container=of(IMAGE, "Never")),
     )
     assert said(kubectl, "always") == "pulled\n"
-    assert kubectl.told("always", "Pulling", IMAGE)
-    assert kubectl.told("always", "Pulled", "Successfully pulled image")
+    kubectl.tells("always", "Pulling", words=IMAGE)
+    kubectl.tells("always", "Pulled", words="Successfully pulled image")
     assert said(kubectl, "present") == "there\n"
-    assert kubectl.told("present", "Pulled", "already present on machine")
+    kubectl.tells("present", "Pulled", words="already present on machine")
     for name, reason, words in (
         ("never", "ErrImageNeverPull", "is not present with pull policy of Never"),
         ("invalid", "InvalidImageName", "Not/Valid:::1"),
@@ -52,9 +52,9 @@ def test_images_that_are_not_to_be_had(kubectl: Kubectl) -> None:
         assert kubectl.phase(name) == "Pending"
         assert kubectl("get", "pod", name, "--no-headers").stdout.split()[2] == reason
         assert "slurmlet.io/job-id" not in kubectl.pod(name)["metadata"].get("annotations", {})
-    assert kubectl.told("missing", "Failed", "Failed to pull image")
-    assert kubectl.told("missing", "Failed", "Error: ErrImagePull")
-    assert kubectl.told("invalid", "InspectFailed", "Not/Valid:::1")
+    kubectl.tells("missing", "Failed", words="Failed to pull image")
+    kubectl.tells("missing", "Failed", words="Error: ErrImagePull")
+    kubectl.tells("invalid", "InspectFailed", words="Not/Valid:::1")
     kubectl("delete", "pod", "never", "missing", "invalid", "--timeout=20s")
 
 

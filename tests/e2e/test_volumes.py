@@ -251,7 +251,7 @@ def test_an_empty_dir_over_its_limit_evicts_the_pod(kubectl: Kubectl) -> None:
     evicted = kubectl.wait_phase("greedy", "Failed", timeout_s=40)
     words = 'Usage of EmptyDir volume "d" exceeds the limit "1Mi". '
     assert (evicted["status"]["reason"], evicted["status"]["message"]) == ("Evicted", words)
-    assert told(kubectl, "greedy", "Evicted")[0].strip() == words.strip()
+    assert eventually(lambda: told(kubectl, "greedy", "Evicted"), 20)[0].strip() == words.strip()
 
 
 def test_host_paths_of_every_type(testbed: Testbed, kubectl: Kubectl) -> None:

@@ -166,7 +166,7 @@ def test_exit_codes_reach_kubernetes_and_slurm(kubectl: Kubectl) -> None:
         ended = found["status"]["containerStatuses"][0]["state"]["terminated"]
         assert (name, found["status"]["phase"], ended["exitCode"]) == (name, phase, code)
         assert accounted(kubectl, kubectl.job_id(name)) == state
-        assert {"Submitted", "Pulled", "Created"} <= {reason for reason, _ in kubectl.events(name)}
+        kubectl.tells(name, "Submitted", "Pulled", "Created")
     ended = kubectl.pod("nothing")["status"]["containerStatuses"][0]["state"]["terminated"]
     assert ended["reason"] == "StartError"
     assert "no such file" in ended["message"].lower()
@@ -331,6 +331,8 @@ def test_requests_and_annotations_reach_the_job(kubectl: Kubectl) -> None:
         assert (name, {key: fields.get(key) for key in wanted}) == (name, wanted)
     assert kubectl.wait_phase("ours", "Running")["metadata"]["annotations"]["slurmlet.io/host"] == "c3"
     assert kubectl.pod("slinky")["spec"]["nodeName"] == "short"
+    for name in ("ours", "hpk"):
+        kubectl.tells(name, "AnnotationWithoutEffect")
     notes = {
         name: [m for reason, m in kubectl.events(name) if reason == "AnnotationWithoutEffect"]
         for name in expected
