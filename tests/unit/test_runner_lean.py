@@ -86,6 +86,14 @@ class TestJson:
             with pytest.raises(TypeError):
                 lean_json.dumps(value)
 
+    def test_what_holds_itself_is_refused_and_forgotten(self) -> None:
+        ring: list[object] = []
+        ring.append(ring)
+        with pytest.raises((RecursionError, ValueError)):
+            lean_json.dumps(ring)
+        ring[:] = [1]
+        assert lean_json.dumps(ring) == "[1]"
+
 
 class Lean(lean_typing.NamedTuple):
     one: int

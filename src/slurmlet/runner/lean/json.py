@@ -53,7 +53,7 @@ try:
     from _json import encode_basestring_ascii, make_encoder, make_scanner
 
     _scan = make_scanner(_Scanning)  # type: ignore[arg-type] # any object with these attributes
-    _encode = make_encoder({}, _refuse, encode_basestring_ascii, None, ":", ",", False, False, True)
+    _encode = make_encoder(None, _refuse, encode_basestring_ascii, None, ":", ",", False, False, True)
 except (ImportError, TypeError):
     # A Python that was built without them.
     from json import JSONDecoder, JSONEncoder
