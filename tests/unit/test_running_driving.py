@@ -10,11 +10,17 @@ import pytest
 from slurmlet.running import driving
 
 
+def _hearing() -> None:
+    """In a child: whoever runs these tests in the background ignores what is typed, and so would it."""
+    for number in (signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT])
 def test_what_is_typed_ends_what_a_shell_waits_for_and_then_the_shell(number: signal.Signals) -> None:
     argv = ["sh", "-c", "ulimit -c 0; cat; cat"]
     with subprocess.Popen(
-        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0, preexec_fn=_hearing
     ) as made:
         assert made.stdin is not None
         assert made.stdout is not None
@@ -27,7 +33,7 @@ def test_what_is_typed_ends_what_a_shell_waits_for_and_then_the_shell(number: si
 
 
 def test_a_command_in_the_group_of_its_driver_is_told_alone() -> None:
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as made:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, preexec_fn=_hearing) as made:
         # This very process would hear it too.
         driving._send(made.pid, signal.SIGINT)
         assert made.wait(10) == -signal.SIGINT
