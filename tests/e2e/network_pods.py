@@ -150,7 +150,8 @@ def watch(host, port, seconds):
         at = time.time()
         try:
             name = who(host, port, 1)["name"]
-        except OSError as error:
+        except (OSError, ValueError) as error:
+            # An end before the answer is one too: whoever relayed it was killed in between.
             name = type(error).__name__
         seen.append([at, name])
         begun(seen)

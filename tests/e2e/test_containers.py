@@ -97,8 +97,9 @@ def test_what_a_pod_is_called(kubectl: Kubectl) -> None:
     assert f"\t{full}\tweb\n" in short
     assert short.endswith("# Entries added by HostAliases.\n192.0.2.9\tzz\taa\n192.0.2.1\tfirst\n")
     assert said(kubectl, "override").startswith("db.example.org\n")
+    hosted = said(kubectl, "hosted")
     host = kubectl.pod("hosted")["metadata"]["annotations"]["slurmlet.io/host"]
-    assert said(kubectl, "hosted").startswith(f"{host}\n# Kubernetes-managed hosts file (host network).\n")
+    assert hosted.startswith(f"{host}\n# Kubernetes-managed hosts file (host network).\n")
 
 
 def test_containers_of_a_pod_share_memory(kubectl: Kubectl) -> None:
