@@ -84,7 +84,10 @@ def test_pods_on_different_hosts_see_each_others_writes(kubectl: Kubectl) -> Non
         kubectl.apply(using(mine, say.format(mine, other), "shared", metadata=metadata))
     for mine, other in (("one", "two"), ("two", "one")):
         assert eventually(lambda name=mine: kubectl("logs", name, check=False).stdout) == f"{other}\n"
-    hosts = {kubectl.pod(name)["metadata"]["annotations"]["slurmlet.io/host"] for name in ("one", "two")}
+    hosts = {
+        kubectl.wait_phase(name, "Running")["metadata"]["annotations"]["slurmlet.io/host"]
+        for name in ("one", "two")
+    }
     assert hosts == {"c1", "c2"}
 
 
