@@ -41,7 +41,7 @@ lint: $(STAMP) ## Style, types, the layer rule, and that the runner still parses
 	@$(BIN)/ruff format --quiet --check . || { echo 'run `make format`' >&2; exit 1; }
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
-	@$(BIN)/vermin --quiet --no-tips --violations --target=3.9- src/slurmlet/runner
+	@$(BIN)/vermin --quiet --no-tips --violations --target=3.9- src/slurmlet/{linux,protocol,podnet,runner,agent,entrypoint}
 
 format: $(STAMP) ## Put every Python file into the house's format
 	@$(BIN)/ruff check --quiet --fix .

@@ -20,7 +20,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from slurmlet.runner import wire
+from slurmlet.protocol import wire
 
 WAIT_S = 20.0
 

@@ -18,7 +18,7 @@ from typing import Any
 from runner_names import SCENARIO_NAMES
 from runner_rig import Rig
 
-from slurmlet.runner import wire
+from slurmlet.protocol import wire
 
 
 def container(rig: Rig, script: str, **fields: Any) -> dict[str, Any]:

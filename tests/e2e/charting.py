@@ -20,9 +20,9 @@ from slurmlet.base.console import Steps
 from slurmlet.base.files import locked, private_dir
 from slurmlet.base.layout import cache_dir
 from slurmlet.base.processes import run
-from slurmlet.upstream import pinning
-from slurmlet.upstream.building import Builder, build_environment, wanted_go
-from slurmlet.upstream.pinning import Program, architecture
+from slurmlet.upstream import pins as pinning
+from slurmlet.upstream.go_build import Builder, build_environment, wanted_go
+from slurmlet.upstream.pins import Program, architecture
 
 _PODINFO, _HELM = "github.com/stefanprodan/podinfo", "helm.sh/helm/v3"
 _PASSWD = "root:x:0:0:root:/root:/bin/sh\napp:x:100:101:app:/home/app:/bin/sh\n"

@@ -16,8 +16,8 @@ from typing import Any
 
 from slurmlet.base.processes import Completed
 from slurmlet.testbed.hosts import Testbed
-from slurmlet.testbed.serverimages import load
-from slurmlet.testbed.settings import address_of
+from slurmlet.testbed.server_images import load
+from slurmlet.testbed.testbed_plan import address_of
 from tests.e2e.conftest import Kubectl, eventually, pod
 
 TOOLS, SERVERS, JAVA = (f"localhost:5000/{name}:1" for name in ("tools", "servers", "java"))

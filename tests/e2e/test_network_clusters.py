@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from slurmlet.testbed.hosts import Testbed
-from slurmlet.testbed.settings import address_of
+from slurmlet.testbed.testbed_plan import address_of
 from tests.e2e.conftest import CLUSTER, eventually
 from tests.e2e.network_pods import Net, agent, network_namespace, port, service
 from tests.e2e.test_network_strangers import BEHIND, KNOCK

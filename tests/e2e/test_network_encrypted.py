@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from slurmlet.testbed.hosts import Testbed
-from slurmlet.testbed.settings import address_of
+from slurmlet.testbed.testbed_plan import address_of
 from tests.e2e.conftest import CLUSTER, IMAGE, eventually
 from tests.e2e.network_pods import Net, agent, network_namespace, port, probe, service
 from tests.e2e.network_weighing import of_pod

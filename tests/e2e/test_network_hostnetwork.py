@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from slurmlet.testbed.hosts import Testbed
-from slurmlet.testbed.settings import address_of
+from slurmlet.testbed.testbed_plan import address_of
 from tests.e2e.conftest import eventually
 from tests.e2e.network_pods import AGENT, Net, agent, host_agent, network_namespace, port, service
 from tests.e2e.network_weighing import of_pod

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from slurmlet.testbed.settings import address_of
+from slurmlet.testbed.testbed_plan import address_of
 from tests.e2e.conftest import eventually
 from tests.e2e.inspecting import Cluster
 from tests.e2e.network_pods import (

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slurmlet.testbed.settings import address_of
+from slurmlet.testbed.testbed_plan import address_of
 from tests.e2e import network_socketcases
 from tests.e2e.conftest import eventually
 from tests.e2e.network_pods import Net, network_namespace, placed

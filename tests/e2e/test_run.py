@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slurmlet.testbed.hosts import Testbed
-from slurmlet.testbed.serverimages import load
+from slurmlet.testbed.server_images import load
 from tests.e2e.conftest import IMAGE, eventually
 from tests.e2e.inspecting import processes
 from tests.e2e.running import READY, SLEEPER, accounted, all_gone, run, started

@@ -19,9 +19,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from slurmlet.controlplane.packing import pack_runner, runner_sources
+from slurmlet.controlplane.runner_archive import pack_runner, runner_sources
+from slurmlet.testbed.busybox_images import layer
 from slurmlet.testbed.hosts import Testbed
-from slurmlet.testbed.images import layer
 from tests.contract.runner_names import SCENARIO_NAMES
 
 pytestmark = pytest.mark.e2e

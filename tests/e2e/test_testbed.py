@@ -15,9 +15,9 @@ import pytest
 from slurmlet.base.errors import SiteError, UserError
 from slurmlet.base.layout import cache_dir
 from slurmlet.base.processes import CommandError, run
-from slurmlet.testbed import lifecycle, namespaces
+from slurmlet.testbed import host_namespaces, lifecycle
 from slurmlet.testbed.hosts import Testbed
-from slurmlet.testbed.settings import NAME_VARIABLE, SWITCH, Paths, Plan
+from slurmlet.testbed.testbed_plan import NAME_VARIABLE, SWITCH, Paths, Plan
 
 pytestmark = pytest.mark.e2e
 
@@ -246,10 +246,10 @@ def test_scratch_is_filled_and_freed(bed: Testbed) -> None:
 @pytest.mark.parametrize("host", ["c1", "login", SWITCH])
 def test_up_mends_what_was_killed(bed: Testbed, paths: Paths, host: str) -> None:
     bed.run(["touch", "keep"])
-    found = namespaces.find_init(paths, host)
+    found = host_namespaces.find_init(paths, host)
     assert found is not None
     os.kill(found.pid, signal.SIGKILL)
-    eventually(lambda: namespaces.find_init(paths, host) is None)
+    eventually(lambda: host_namespaces.find_init(paths, host) is None)
     assert not lifecycle.up(PLAN, paths=paths, quiet=True).already_up
     assert sorted(bed.run(["srun", "-N2", "hostname"]).stdout.split()) == ["c1", "c2"]
     assert bed.run(["test", "-e", "keep"]).ok
@@ -274,8 +274,8 @@ def test_down_leaves_nothing_even_when_records_are_lost(bed: Testbed, paths: Pat
     for record in paths.hosts.glob("*.json"):
         record.unlink()
     assert lifecycle.down(paths=paths)
-    assert namespaces.strays(paths) == []
-    assert namespaces.leftovers(paths) == []
+    assert host_namespaces.strays(paths) == []
+    assert host_namespaces.leftovers(paths) == []
     assert not paths.run.exists()
     everything = run(["ps", "-A", "-o", "args="]).stdout
     assert str(paths.run) not in everything

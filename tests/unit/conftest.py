@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from slurmlet.runner.loop import Loop
-from slurmlet.runner.network.setup import Tls
+from slurmlet.linux.event_loop import Loop
+from slurmlet.podnet.netd_setup import Tls
 from tests.unit.sealed import TrackedSealer, make_tls
 
 

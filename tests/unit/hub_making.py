@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from slurmlet.base.layout import ClusterFiles
-from slurmlet.hub.settings import Settings
+from slurmlet.hub.hub_settings import Settings
 from slurmlet.model.ids import JobId
-from slurmlet.model.slurmfacts import EndedJob, Job, Partition
+from slurmlet.model.slurm_values import EndedJob, Job, Partition
 
 CLUSTER_ID = "deadbeef"
 

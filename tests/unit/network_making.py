@@ -20,12 +20,20 @@ from typing import Any
 
 import pytest
 
-from slurmlet.runner import linux
-from slurmlet.runner.loop import Loop
-from slurmlet.runner.network import addresses, datagrams, namespaces, netlink, overlay, podsockets, setup
-from slurmlet.runner.network.slow import packets
-from slurmlet.runner.network.slow.forwarder import Forwarder
-from slurmlet.runner.network.tables import Tables
+from slurmlet.linux import syscalls
+from slurmlet.linux.event_loop import Loop
+from slurmlet.podnet import (
+    addresses,
+    namespace_sockets,
+    netd_setup,
+    netlink,
+    network_namespace,
+    overlay_datagrams,
+    overlay_socket,
+)
+from slurmlet.podnet.slow import packets
+from slurmlet.podnet.slow.packet_forwarder import Forwarder
+from slurmlet.podnet.tables import Tables
 
 HOST = "127.0.0.1"
 PATIENCE_S = 5.0
@@ -53,11 +61,11 @@ class Pod:
             "key": "5e" * 32,
             "node": "node",
         }
-        self.setup = setup.from_plan(plan, HOST)
+        self.setup = netd_setup.from_plan(plan, HOST)
         self.tables = Tables(self.setup)
-        self.udp_socket = datagrams.open_socket(self.setup.host_ip)
-        self.overlay = overlay.Overlay(loop, self.setup, self.tables, self.udp_socket)
-        self.space: namespaces.PodNamespace | None = None
+        self.udp_socket = overlay_datagrams.open_socket(self.setup.host_ip)
+        self.overlay = overlay_socket.Overlay(loop, self.setup, self.tables, self.udp_socket)
+        self.space: network_namespace.PodNamespace | None = None
         self._open: list[socket.socket] = []
         # Called before the pod ends.
         self.closing: list[Callable[[], None]] = []
@@ -69,7 +77,7 @@ class Pod:
             self.space = make_space(ip)
             os.close(self._tun)
             self._tun = self.space.tun_fd
-            self.sockets = podsockets.PodSockets(self.space.netns_fd)
+            self.sockets = namespace_sockets.PodSockets(self.space.netns_fd)
         self.forwarder = Forwarder(loop, self.setup, self.tables, self.overlay, self._tun)
 
     def close(self) -> None:
@@ -111,10 +119,10 @@ class Pod:
         return self.forwarder.counts[name]
 
 
-def make_space(ip: str) -> namespaces.PodNamespace:
+def make_space(ip: str) -> network_namespace.PodNamespace:
     try:
-        return namespaces.Making().finish(ip)
-    except namespaces.NoNetwork as error:
+        return network_namespace.Making().finish(ip)
+    except network_namespace.NoNetwork as error:
         pytest.skip(f"this machine does not give us what a compute host would: {error}")
 
 
@@ -185,7 +193,7 @@ def on_a_host_of_its_own(act: Callable[[], None], ip: str, *, six: str = "", pin
 
 def _make_host(ip: str, six: str, ping: bool) -> None:
     uid, gid = os.getuid(), os.getgid()
-    linux.unshare(linux.CLONE_NEWUSER | linux.CLONE_NEWNET)
+    syscalls.unshare(syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNET)
     for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
         Path("/proc/self", name).write_text(text)
     with netlink.RouteSocket() as route:

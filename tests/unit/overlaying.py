@@ -10,14 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from slurmlet.gateway.accepting import Accepting
-from slurmlet.runner.lean import socket as lean_socket
-from slurmlet.runner.loop import Loop
-from slurmlet.runner.network import addresses, datagrams
-from slurmlet.runner.network.dialling import Dialler
-from slurmlet.runner.network.overlay import Announcement, Overlay
-from slurmlet.runner.network.setup import HostPort, Setup
-from slurmlet.runner.network.tables import Tables
+from slurmlet.gateway.tcp_accept import Accepting
+from slurmlet.linux.event_loop import Loop
+from slurmlet.linux.lean import socket as lean_socket
+from slurmlet.podnet import addresses, overlay_datagrams
+from slurmlet.podnet.netd_setup import HostPort, Setup
+from slurmlet.podnet.overlay_socket import Announcement, Overlay
+from slurmlet.podnet.pod_dial import Dialler
+from slurmlet.podnet.tables import Tables
 
 KEY = bytes(range(32))
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -78,7 +78,9 @@ class Place:
 
     def __post_init__(self) -> None:
         self.tables = Tables(self.setup)
-        self.overlay = Overlay(self.loop, self.setup, self.tables, datagrams.open_socket(self.setup.host_ip))
+        self.overlay = Overlay(
+            self.loop, self.setup, self.tables, overlay_datagrams.open_socket(self.setup.host_ip)
+        )
         self.dialler = Dialler(self.loop, self.setup, self.tables, self.overlay)
         self.overlay.on_whois = self.dialler.recall
 

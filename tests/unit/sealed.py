@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from slurmlet.controlplane import pki
-from slurmlet.runner.loop import Loop
-from slurmlet.runner.network.sealing import contexts
-from slurmlet.runner.network.sealing.connection import Sealed
-from slurmlet.runner.network.sealing.contexts import Contexts
-from slurmlet.runner.network.sealing.sealer import Sealer
-from slurmlet.runner.network.setup import Tls
+from slurmlet.linux.event_loop import Loop
+from slurmlet.podnet.encryption import tls_contexts
+from slurmlet.podnet.encryption.sealer import Sealer
+from slurmlet.podnet.encryption.tls_connection import Sealed
+from slurmlet.podnet.encryption.tls_contexts import Contexts
+from slurmlet.podnet.netd_setup import Tls
 from tests.unit.overlaying import turn
 
 Ended = list[tuple[socket.socket | None, int]]
@@ -27,7 +27,7 @@ def make_tls(root: Path) -> Tls:
 
 def make_contexts(tls: Tls) -> Contexts:
     with tempfile.TemporaryDirectory() as directory:
-        made = contexts.make(tls, directory)
+        made = tls_contexts.make(tls, directory)
         assert not list(Path(directory).iterdir()), "the key stayed behind"
     return made
 

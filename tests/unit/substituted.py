@@ -14,17 +14,17 @@ from typing import Any
 
 import pytest
 
-from slurmlet.runner import linux
-from slurmlet.runner.loop import Loop
-from slurmlet.runner.network import addresses
-from slurmlet.runner.network.datagrams import open_socket
-from slurmlet.runner.network.fast import filtering
-from slurmlet.runner.network.fast.native import library as native
-from slurmlet.runner.network.fast.substituting import Supervisor
-from slurmlet.runner.network.overlay import Overlay
-from slurmlet.runner.network.setup import Setup
-from slurmlet.runner.network.tables import Tables
-from slurmlet.upstream import compiling
+from slurmlet.linux import syscalls
+from slurmlet.linux.event_loop import Loop
+from slurmlet.podnet import addresses
+from slurmlet.podnet.fast import seccomp_filter
+from slurmlet.podnet.fast.native import native_library as native
+from slurmlet.podnet.fast.substitution import Supervisor
+from slurmlet.podnet.netd_setup import Setup
+from slurmlet.podnet.overlay_datagrams import open_socket
+from slurmlet.podnet.overlay_socket import Overlay
+from slurmlet.podnet.tables import Tables
+from slurmlet.upstream import netfast_build
 
 TIMEOUT_S = 20.0
 KEY = b"k" * 32
@@ -38,7 +38,7 @@ def reason_to_skip() -> str:
             code = 1
             with contextlib.suppress(OSError):
                 become_pod()
-                filtering.install()
+                seccomp_filter.install()
                 code = 0
             os._exit(code)
         return (
@@ -51,14 +51,14 @@ def reason_to_skip() -> str:
 
 
 def become_pod() -> None:
-    linux.unshare(linux.CLONE_NEWUSER | linux.CLONE_NEWNET)
+    syscalls.unshare(syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNET)
     # The test, an ordinary user perhaps, has to look into this process as netd looks into a pod's.
-    linux._check(linux._libc().prctl(4, 1, 0, 0, 0), "prctl")
+    syscalls._check(syscalls._libc().prctl(4, 1, 0, 0, 0), "prctl")
 
 
 def enter_pod() -> int:
     become_pod()
-    return filtering.install()
+    return seccomp_filter.install()
 
 
 needs_notifications = pytest.mark.skipif(bool(reason_to_skip()), reason=reason_to_skip())
@@ -214,7 +214,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLURMLET_CACHE", str(directory / "cache"))
         patch.delenv("SLURMLET_NO_NATIVE", raising=False)
-        return compiling.write_library(directory) or native.load(str(directory))
+        return netfast_build.write_library(directory) or native.load(str(directory))
 
 
 @pytest.fixture(params=["python", "native"])

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from slurmlet.base.layout import ClusterFiles
+from slurmlet.controlplane.cluster_config import ClusterConfig
 from slurmlet.controlplane.components import Component, components
-from slurmlet.controlplane.config import ClusterConfig
 
 CONFIG = ClusterConfig(
     "exp", "0a1b2c3d", "2026-01-01T00:00:00Z", "v1.36.3", "login1", ("192.0.2.9",), "192.0.2.9", 40001, 40002,

@@ -9,8 +9,8 @@ import yaml
 
 from slurmlet.base.layout import ClusterFiles
 from slurmlet.controlplane import kubeconfigs, pki
-from slurmlet.controlplane.config import ClusterConfig
-from slurmlet.controlplane.runfiles import make_dirs, run_files
+from slurmlet.controlplane.cluster_config import ClusterConfig
+from slurmlet.controlplane.run_files import make_dirs, run_files
 
 CONFIG = ClusterConfig(
     "exp", "0a1b2c3d", "2026-01-01T00:00:00Z", "v1.36.3", "login1", ("192.0.2.9",), "192.0.2.9", 40001, 40002,

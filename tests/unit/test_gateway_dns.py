@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from slurmlet.base.addressing import free_port
+from slurmlet.base.host_addresses import free_port
 from slurmlet.controlplane import pki
-from slurmlet.gateway import messages, naming, tlsclient
-from slurmlet.gateway.dnsserver import DnsServer
-from slurmlet.gateway.naming import Resolver
-from slurmlet.runner.loop import Loop
-from slurmlet.runner.network import addresses
-from slurmlet.runner.network.slow.udpendpoint import UdpEndpoint
-from slurmlet.upstream.locating import find
+from slurmlet.gateway import dns_client, dns_messages, dns_tls
+from slurmlet.gateway.dns_client import Resolver
+from slurmlet.gateway.dns_server import DnsServer
+from slurmlet.linux.event_loop import Loop
+from slurmlet.podnet import addresses
+from slurmlet.podnet.slow.udp_endpoint import UdpEndpoint
+from slurmlet.upstream.binaries import find
 from tests.unit.overlaying import Place, making_loop, place, turn
 
 ZONE = """$ORIGIN cluster.local.
@@ -80,7 +80,7 @@ def loop() -> Iterator[Loop]:
 @pytest.fixture
 def resolver(loop: Loop, core_dns: CoreDns) -> Iterator[Resolver]:
     keys = core_dns.directory / "pki"
-    context = tlsclient.context(*(str(keys / name) for name in ("hub-ca.crt", "gateway.crt", "gateway.key")))
+    context = dns_tls.context(*(str(keys / name) for name in ("hub-ca.crt", "gateway.crt", "gateway.key")))
     made = Resolver(loop, lambda: core_dns.port, context)
     yield made
     made.close()
@@ -102,13 +102,13 @@ def test_many_questions_at_once_each_get_their_own_answer(loop: Loop, resolver: 
     answers: dict[int, bytes | None] = {}
     for number in range(500):
         name = "web.default.svc.cluster.local" if number % 2 else f"no{number}.default.svc.cluster.local"
-        question = messages.query(number, name)
+        question = dns_messages.query(number, name)
         resolver.ask(question, lambda answer, number=number: answers.update({number: answer}))  # type: ignore[misc]
     turn(loop, lambda: len(answers) == 500, 6)
     for number, answer in answers.items():
         assert answer is not None
-        assert messages.number_of(answer) == number
-        assert messages.rcode(answer) == (0 if number % 2 else messages.NXDOMAIN)
+        assert dns_messages.number_of(answer) == number
+        assert dns_messages.rcode(answer) == (0 if number % 2 else dns_messages.NXDOMAIN)
 
 
 def test_a_stranger_without_a_certificate_gets_nothing(
@@ -119,7 +119,7 @@ def test_a_stranger_without_a_certificate_gets_nothing(
     resolve(loop, resolver, "web.default.svc.cluster.local")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    question = messages.query(1, "web.default.svc.cluster.local")
+    question = dns_messages.query(1, "web.default.svc.cluster.local")
     with socket.create_connection(("127.0.0.1", core_dns.port), 2) as plain, pytest.raises(OSError):
         with context.wrap_socket(plain) as tls:
             tls.send(len(question).to_bytes(2, "big") + question)
@@ -143,10 +143,10 @@ def test_a_question_that_died_with_coredns_is_asked_again(
 def test_without_coredns_the_asker_is_told_in_the_end(
     loop: Loop, monkeypatch: pytest.MonkeyPatch, resolver: Resolver
 ) -> None:
-    monkeypatch.setattr(naming, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(dns_client, "PATIENCE_S", 0.1)
     monkeypatch.setattr(resolver, "_port", lambda: 1)
     answers: list[bytes | None] = []
-    resolver.ask(messages.query(1, "outside.example"), answers.append)
+    resolver.ask(dns_messages.query(1, "outside.example"), answers.append)
     turn(loop, lambda: answers, 3)
     assert answers == [None]
 
@@ -178,11 +178,11 @@ def test_a_pod_asks_by_udp(loop: Loop, cluster: Cluster) -> None:
     own = UdpEndpoint(pod.overlay, pod.tables, pod.setup, pod.setup.ip)
     answers: list[bytes] = []
     own.on_datagram = lambda _ip, _port, at, payload: answers.append(payload) if at == 4000 else None
-    own.send(4000, cluster.gateway.setup.ip, 53, messages.query(77, "web.default.svc.cluster.local"))
+    own.send(4000, cluster.gateway.setup.ip, 53, dns_messages.query(77, "web.default.svc.cluster.local"))
     turn(loop, lambda: answers, 6)
-    assert messages.number_of(answers[0]) == 77
-    assert messages.addresses_of(answers[0]) == [addresses.number("10.96.1.2")]
-    own.send(4000, cluster.gateway.setup.ip, 53, messages.query(78, "many.default.svc.cluster.local"))
+    assert dns_messages.number_of(answers[0]) == 77
+    assert dns_messages.addresses_of(answers[0]) == [addresses.number("10.96.1.2")]
+    own.send(4000, cluster.gateway.setup.ip, 53, dns_messages.query(78, "many.default.svc.cluster.local"))
     own.send(4000, cluster.gateway.setup.ip, 53, b"noise")
     turn(loop, lambda: len(answers) == 2, 6)
     assert answers[1][2] & 0x02, "an answer over 512 bytes is truncated"
@@ -200,7 +200,7 @@ def test_a_pod_asks_by_tcp_and_gets_large_answers(loop: Loop, cluster: Cluster) 
     )
     turn(loop, lambda: made)
     client = made[0]
-    questions = [messages.query(n, "many.default.svc.cluster.local") for n in (5, 6)]
+    questions = [dns_messages.query(n, "many.default.svc.cluster.local") for n in (5, 6)]
     # In one write, cut in the middle of the second, and half-closed at the end.
     said = b"".join(len(q).to_bytes(2, "big") + q for q in questions)
     client.send(said[:-3])
@@ -219,5 +219,5 @@ def test_a_pod_asks_by_tcp_and_gets_large_answers(loop: Loop, cluster: Cluster) 
         came += received
     first = bytes(came[2 : 2 + int.from_bytes(came[:2], "big")])
     second = bytes(came[2 + len(first) + 2 :])
-    assert sorted(map(messages.number_of, (first, second))) == [5, 6]
-    assert len(messages.addresses_of(first)) == len(messages.addresses_of(second)) == 99
+    assert sorted(map(dns_messages.number_of, (first, second))) == [5, 6]
+    assert len(dns_messages.addresses_of(first)) == len(dns_messages.addresses_of(second)) == 99

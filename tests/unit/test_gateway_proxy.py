@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from slurmlet.gateway import connecting, proxying
-from slurmlet.gateway.connecting import ConnectServer, parse
-from slurmlet.gateway.proxying import Options, ProxyServer
-from slurmlet.gateway.proxyrequests import Reader, Unusable
-from slurmlet.gateway.reaching import Reach, Refusal, Wish, candidates, literal
-from slurmlet.runner.loop import Loop
-from slurmlet.runner.network import addresses
+from slurmlet.gateway import http_connect, proxy_server
+from slurmlet.gateway.destinations import Reach, Refusal, Wish, candidates, literal
+from slurmlet.gateway.http_connect import ConnectServer, parse
+from slurmlet.gateway.proxy_requests import Reader, Unusable
+from slurmlet.gateway.proxy_server import Options, ProxyServer
+from slurmlet.linux.event_loop import Loop
+from slurmlet.podnet import addresses
 from tests.unit.overlaying import Place, making_loop, place, turn
 
 NAMES = {"web.default.svc.cluster.local": ["10.96.0.5"], "out.example": ["127.0.0.3"]}
@@ -132,7 +132,7 @@ class TestConnect:
     def test_another_user_is_turned_away(
         self, loop: Loop, socket_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(connecting, "peer_uid", lambda _client: os.getuid() + 1)
+        monkeypatch.setattr(http_connect, "peer_uid", lambda _client: os.getuid() + 1)
         assert connect(loop, socket_path, "10.244.0.7:80 HTTP/1.1") in (
             b"",
             b"ConnectionResetError",
@@ -171,7 +171,7 @@ def proxy(loop: Loop, socket_path: Path) -> ProxyServer:
     def find_pod(namespace: str, name: str) -> str:
         return "10.244.0.7" if (namespace, name) == ("default", "web-0") else ""
 
-    return ProxyServer(loop, proxying.listen(0), Options(socket_path, "default", True, find_pod))
+    return ProxyServer(loop, proxy_server.listen(0), Options(socket_path, "default", True, find_pod))
 
 
 def through(loop: Loop, proxy: ProxyServer, *said: bytes) -> bytes:
@@ -214,7 +214,7 @@ class TestProxy:
     def test_a_stranger_on_this_host_is_reset(
         self, loop: Loop, proxy: ProxyServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(proxying, "client_uid", lambda *_where: os.getuid() + 1)
+        monkeypatch.setattr(proxy_server, "client_uid", lambda *_where: os.getuid() + 1)
         assert through(loop, proxy, b"\x05\x01\x00", socks("web", 8080)) in (
             b"ConnectionResetError",
             b"BrokenPipeError",

@@ -18,14 +18,14 @@ import pytest
 from slurmlet.base.files import write_json
 from slurmlet.base.layout import ClusterFiles
 from slurmlet.hub.allocations.agents import Agent, Agents
-from slurmlet.hub.allocations.lanes import AgentLane, Lanes
-from slurmlet.hub.credentials import NODE_NAME_PREFIX, RunnerAuthority
-from slurmlet.hub.links import LinkServer
-from slurmlet.hub.podstate import PodState
-from slurmlet.hub.polling import SlurmWatch
-from slurmlet.hub.settings import SERVER_NAME, Settings
+from slurmlet.hub.hub_settings import SERVER_NAME, Settings
+from slurmlet.hub.jobs.job_watch import SlurmWatch
+from slurmlet.hub.pods.lanes import AgentLane, Lanes
+from slurmlet.hub.pods.pod_state import PodState
+from slurmlet.hub.runner_credentials import NODE_NAME_PREFIX, RunnerAuthority
+from slurmlet.hub.runner_links import LinkServer
 from slurmlet.model.ids import JobId, PodUid
-from slurmlet.model.jobstates import RUNNING, Fate, Stage
+from slurmlet.model.job_states import RUNNING, Fate, Stage
 from tests.unit.hub_making import FakeScheduler, make_settings
 from tests.unit.loopback import make_keys, until
 
@@ -63,7 +63,7 @@ def agent_process(settings: Settings) -> Iterator[subprocess.Popen[bytes]]:
     files = settings.files
     RunnerAuthority(settings).equip(files.node("n1"), "n1", NODE_NAME_PREFIX)
     environment = {**os.environ, "SLURM_JOB_ID": "12", "SLURMD_NODENAME": "c1", "TMPDIR": str(files.root)}
-    argv = [sys.executable, "-m", "slurmlet.runner", "agent", "--run", str(files.node("n1").root)]
+    argv = [sys.executable, "-m", "slurmlet.entrypoint", "agent", "--run", str(files.node("n1").root)]
     process = subprocess.Popen(argv, env=environment, stderr=subprocess.DEVNULL)
     yield process
     process.kill()

@@ -11,20 +11,20 @@ from typing import Any
 
 import pytest
 
-from slurmlet.hub.links import GATEWAY, LinkLost
-from slurmlet.hub.network import networking, registering
-from slurmlet.hub.network.allocating import Addresses, NoAddressLeft
-from slurmlet.hub.network.board import PODS, SERVICES, Board
-from slurmlet.hub.network.counting import NetworkCounts
-from slurmlet.hub.network.networking import Network
-from slurmlet.hub.network.pushing import Follower, Pusher, interval_s
-from slurmlet.hub.services import Services
+from slurmlet.hub.network import dns_service, pod_network
+from slurmlet.hub.network.network_counters import NetworkCounts
+from slurmlet.hub.network.pod_addresses import Addresses, NoAddressLeft
+from slurmlet.hub.network.pod_network import Network
+from slurmlet.hub.network.service_watch import Services
+from slurmlet.hub.network.table_board import PODS, SERVICES, Board
+from slurmlet.hub.network.table_push import Follower, Pusher, interval_s
+from slurmlet.hub.runner_links import GATEWAY, LinkLost
 from slurmlet.model.ids import PodUid
-from slurmlet.model.podnetwork import PodNetwork
-from slurmlet.runner import wire
-from slurmlet.runner.network import addresses as numbers
-from slurmlet.runner.network.setup import Setup
-from slurmlet.runner.network.tables import HOST, POD, REFUSED, UNREACHABLE, Tables
+from slurmlet.model.network_plan import PodNetwork
+from slurmlet.podnet import addresses as numbers
+from slurmlet.podnet.netd_setup import Setup
+from slurmlet.podnet.tables import HOST, POD, REFUSED, UNREACHABLE, Tables
+from slurmlet.protocol import wire
 from tests.unit.hub_making import make_settings
 from tests.unit.loopback import Api, api_server, make_keys, until, watching
 
@@ -226,9 +226,9 @@ def test_what_was_learned_a_moment_ago_is_never_forgotten_for_a_moment() -> None
 
 
 def test_a_follower_that_does_not_read_costs_nothing_and_starts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slurmlet.hub.network.board._MAX_LOG_BYTES", 5000)
-    monkeypatch.setattr("slurmlet.hub.network.pushing._BASE_S", 0.0)
-    monkeypatch.setattr("slurmlet.hub.network.pushing._SETTLE_S", 0.0)
+    monkeypatch.setattr("slurmlet.hub.network.table_board._MAX_LOG_BYTES", 5000)
+    monkeypatch.setattr("slurmlet.hub.network.table_push._BASE_S", 0.0)
+    monkeypatch.setattr("slurmlet.hub.network.table_push._SETTLE_S", 0.0)
 
     async def scenario(board: Board, _pusher: Pusher, follow: Callable[..., FakeLink]) -> None:
         slow, quick = follow(), follow(uid=TWO)
@@ -260,7 +260,7 @@ def test_frames_are_made_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
         made.append("policy" if "policy" in fields else "tables")
         return real(kind, **fields)
 
-    monkeypatch.setattr("slurmlet.hub.network.board.wire.control", counted)
+    monkeypatch.setattr("slurmlet.hub.network.table_board.wire.control", counted)
 
     async def scenario(board: Board, _pusher: Pusher, follow: Callable[..., FakeLink]) -> None:
         links = [follow(uid=PodUid(f"u-{number}")) for number in range(50)]
@@ -441,7 +441,7 @@ def test_the_address_of_a_pod_that_has_ended_may_be_anothers(keys: Path, tmp_pat
 
 
 def test_it_does_not_wait_for_ever(keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(networking, "_SETTLE_S", 0.1)
+    monkeypatch.setattr(pod_network, "_SETTLE_S", 0.1)
 
     async def scenario(network: Network, _api: Api, _events: FakeEvents) -> None:
         old = FakeLink(ONE, has_pod=True)
@@ -623,7 +623,7 @@ def test_a_service_that_is_no_load_balancer_any_more_loses_its_address(keys: Pat
 
 
 def test_the_service_of_the_clusters_dns_is_made(keys: Path, tmp_path: Path) -> None:
-    services, slices = "/api/v1/namespaces/kube-system/services", registering._SLICES
+    services, slices = "/api/v1/namespaces/kube-system/services", dns_service._SLICES
     assert slices == "/apis/discovery.k8s.io/v1/namespaces/kube-system/endpointslices"
 
     async def scenario(_network: Network, api: Api, _events: FakeEvents) -> None:

@@ -7,7 +7,7 @@ import zlib
 
 import pytest
 
-from slurmlet.hub.serving import spdy
+from slurmlet.hub.kubelet import spdy
 
 FRAMES = [
     spdy.SynStream(1, {"streamtype": "error", "port": "80", "requestid": "0"}),

@@ -14,8 +14,8 @@ import pytest
 from slurmlet.base.errors import UserError
 from slurmlet.images import bundles
 from slurmlet.images.bundles import BadImage
+from slurmlet.images.image_store import Image, Store
 from slurmlet.images.references import InvalidImageName
-from slurmlet.images.store import Image, Store
 from tests.unit.images_building import (
     config,
     contents,

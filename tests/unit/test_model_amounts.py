@@ -9,7 +9,7 @@ import pytest
 
 from slurmlet.base.errors import UserError
 from slurmlet.model import quantities
-from slurmlet.model.resources import pod_requests, qos_class
+from slurmlet.model.pod_resources import pod_requests, qos_class
 
 MI = 2**20
 

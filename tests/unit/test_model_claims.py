@@ -6,7 +6,7 @@ import pytest
 
 from slurmlet.base.errors import RefusedPod
 from slurmlet.model import claims
-from slurmlet.model.sources import MissingSource
+from slurmlet.model.pod_sources import MissingSource
 
 SHARED, WAIT = claims.storage_classes()
 

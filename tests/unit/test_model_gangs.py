@@ -8,7 +8,7 @@ import pytest
 
 from slurmlet.base.errors import RefusedPod
 from slurmlet.model import gangs
-from slurmlet.model.allocationnodes import AllocationFacts, node_object
+from slurmlet.model.allocation_node import AllocationFacts, node_object
 from slurmlet.slurm.pooljobs import parse
 
 

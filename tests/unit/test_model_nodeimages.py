@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from slurmlet.model import nodes
-from slurmlet.model.slurmfacts import Partition
+from slurmlet.model import partition_node
+from slurmlet.model.slurm_values import Partition
 
 PART = Partition("batch", True, True, "infinite", 3, 3, 48, 16, 18000, 6000, 0)
 
 
 def test_largest_first_digest_before_tags_and_names_together() -> None:
-    found = nodes.image_list(
+    found = partition_node.image_list(
         [
             ("localhost:5000/a:1", "localhost:5000/a@sha256:aa", 10),
             ("localhost:5000/a:2", "localhost:5000/a@sha256:aa", 10),
@@ -30,7 +30,7 @@ def test_largest_first_digest_before_tags_and_names_together() -> None:
 
 def test_as_many_as_a_kubelet_tells() -> None:
     many = [(f"r/i{n}:t{tag}", f"r/i{n}@sha256:{n:064d}", n + 1) for n in range(60) for tag in range(9)]
-    found = nodes.image_list(many)
+    found = partition_node.image_list(many)
     assert len(found) == 50
     assert all(len(one["names"]) == 5 for one in found)
     assert (found[0]["sizeBytes"], found[-1]["sizeBytes"]) == (60, 11)
@@ -38,13 +38,16 @@ def test_as_many_as_a_kubelet_tells() -> None:
 
 def test_slurms_reason_is_in_the_message() -> None:
     away = replace(PART, nodes_usable=0, node_states={"drained": 3}, reasons=("fans", "power"))
-    assert nodes.ready(away) == (
+    assert partition_node.ready(away) == (
         False,
         "NoUsableNodes",
         "no node of Slurm partition batch can run jobs (3 drained): fans; power",
     )
-    assert nodes.ready(replace(PART, up=False, state="drain"))[2] == "Slurm partition batch is not up (DRAIN)"
-    some = nodes.ready(replace(PART, nodes_usable=2, reasons=("fans",)))
+    assert (
+        partition_node.ready(replace(PART, up=False, state="drain"))[2]
+        == "Slurm partition batch is not up (DRAIN)"
+    )
+    some = partition_node.ready(replace(PART, nodes_usable=2, reasons=("fans",)))
     assert (some[0], some[2]) == (True, "2 of 3 Slurm nodes can run jobs (others: fans)")
-    told = {nodes.ready(away)[1], nodes.ready(replace(PART, up=False))[1]}
-    assert told | {nodes.AGENT_LOST} == set(nodes.HELD_BY_SLURM)
+    told = {partition_node.ready(away)[1], partition_node.ready(replace(PART, up=False))[1]}
+    assert told | {partition_node.AGENT_LOST} == set(partition_node.HELD_BY_SLURM)

@@ -47,16 +47,18 @@ def ask():
 
 PODS = """
 import json, os, signal, sys, types
-from slurmlet.runner import linux, sandbox, wire
-from slurmlet.runner.children import Children
-from slurmlet.runner.loop import Loop
+from slurmlet.linux import syscalls as linux
+from slurmlet.runner.pod import sandbox
+from slurmlet.protocol import wire
+from slurmlet.runner.host.child_processes import Children
+from slurmlet.linux.event_loop import Loop
 
 server_mode, client_mode, directory, programs = sys.argv[1:5]
 ready = os.path.join(directory, "ready")
 
 def make(loop, children, ip, mode):
-    from slurmlet.runner.network import attaching
-    from slurmlet.runner.network.fast import filtering
+    from slurmlet.runner.pod import network_attachment as attaching
+    from slurmlet.podnet.fast import seccomp_filter as filtering
     real = filtering.missing
     if mode == "packets":
         filtering.missing = lambda: "left out by the test"

@@ -12,7 +12,7 @@ import click
 import pytest
 
 from slurmlet.cli.main import COMMANDS
-from slurmlet.upstream import pinning
+from slurmlet.upstream import pins
 
 ROOT = Path(__file__).parents[2]
 LONGEST_MODULE_LINES = 400
@@ -71,7 +71,7 @@ def test_modules_stay_readable() -> None:
 
 def test_upstream_versions_are_written_in_one_place() -> None:
     """Elsewhere only the recipes may repeat them (a test of theirs compares), and prose that speaks of the past."""
-    versions = {program.version for program in pinning.load().programs}
+    versions = {program.version for program in pins.load().programs}
     pattern = re.compile(
         r"(?<![\w.])(?:" + "|".join(re.escape(version) for version in versions) + r")(?![\w.])"
     )

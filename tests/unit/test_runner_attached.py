@@ -18,14 +18,15 @@ from typing import Any
 
 import pytest
 
-from slurmlet.runner import attaching, wire
-from slurmlet.runner.attaching import AttachSession
-from slurmlet.runner.forwarding import ForwardSession, forward
-from slurmlet.runner.logfiles import LogWriter
-from slurmlet.runner.loop import Loop
-from slurmlet.runner.networks import HostNetwork
-from slurmlet.runner.outputs import Outputs
-from slurmlet.runner.streams import Refused, Stream
+from slurmlet.linux.event_loop import Loop
+from slurmlet.protocol import wire
+from slurmlet.protocol.log_files import LogWriter
+from slurmlet.runner.containers.container_output import Outputs
+from slurmlet.runner.pod.network_view import HostNetwork
+from slurmlet.runner.streams import attach_session
+from slurmlet.runner.streams.attach_session import AttachSession
+from slurmlet.runner.streams.forwarded_port import ForwardSession, forward
+from slurmlet.runner.streams.link_streams import Refused, Stream
 
 WITHIN_S = 5.0
 
@@ -269,7 +270,7 @@ def test_everybody_attached_hears_what_is_written_from_then_on(loop: Loop, tmp_p
 def test_input_of_several_clients_one_after_the_other(
     loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attaching, "LAST_ANSWER_S", 0.05)
+    monkeypatch.setattr(attach_session, "LAST_ANSWER_S", 0.05)
     process = Process(loop, tmp_path)
     hub, session = process.attach()
     session.received(wire.STDIN, b"one\n")
@@ -355,7 +356,7 @@ def test_a_slow_client_slows_the_process_and_loses_nothing(loop: Loop, tmp_path:
 def test_a_client_that_takes_nothing_is_cut_off(
     loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attaching, "STALLED_S", 0.1)
+    monkeypatch.setattr(attach_session, "STALLED_S", 0.1)
     process = Process(loop, tmp_path, stdin=False)
     stuck, _ = process.attach()
     lively, _ = process.attach()

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from slurmlet.runner import logfiles
-from slurmlet.runner.logfiles import STDOUT, LogOptions, LogReader, LogWriter, read_logs, runs, segments
+from slurmlet.protocol import log_files
+from slurmlet.protocol.log_files import STDOUT, LogOptions, LogReader, LogWriter, read_logs, runs, segments
 
 LIMIT = 2000
 
 
 @pytest.fixture(autouse=True)
 def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logfiles, "MAX_FILE_BYTES", LIMIT)
+    monkeypatch.setattr(log_files, "MAX_FILE_BYTES", LIMIT)
 
 
 def say(writer: LogWriter, first: int, last: int) -> None:

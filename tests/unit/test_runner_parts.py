@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 import slurmlet
+from slurmlet.linux.safe_open import Escape, open_beneath, read_beneath
 from slurmlet.runner import VERSION
-from slurmlet.runner.backoff import Backoff, spoken
-from slurmlet.runner.beneath import Escape, open_beneath, read_beneath
-from slurmlet.runner.claiming import PodDir, claim, write_atomically
-from slurmlet.runner.context import hosts_file
-from slurmlet.runner.networks import HostNetwork
-from slurmlet.runner.overlay import overlay_options
-from slurmlet.runner.sandbox import parse_ranges
-from slurmlet.runner.scratch import Scratch, choose_base, private_and_ours
-from slurmlet.runner.users import UnknownUser, User, resolve
-from slurmlet.runner.volumes import VolumeError, host_path
+from slurmlet.runner.containers.container_user import UnknownUser, User, resolve
+from slurmlet.runner.containers.restart_backoff import Backoff, spoken
+from slurmlet.runner.containers.root_overlay import overlay_options
+from slurmlet.runner.host.scratch import Scratch, choose_base, private_and_ours
+from slurmlet.runner.pod.claim import PodDir, claim, write_atomically
+from slurmlet.runner.pod.network_view import HostNetwork
+from slurmlet.runner.pod.pod_context import hosts_file
+from slurmlet.runner.pod.sandbox import parse_ranges
+from slurmlet.runner.volumes.pod_volumes import VolumeError, host_path
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def test_only_files_of_runners_that_are_gone_are_abandoned(
     mine = Scratch(str(tmp_path), "mine")
     assert mine.abandoned() == []
     hour_later_s = time.time() + 3600
-    monkeypatch.setattr("slurmlet.runner.scratch.time.time", lambda: hour_later_s)
+    monkeypatch.setattr("slurmlet.runner.host.scratch.time.time", lambda: hour_later_s)
     assert mine.abandoned() == [str(tmp_path / "pods/dead")]
     for scratch in (living, mine):
         os.close(scratch._lock)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurmlet.model.slurmfacts import Grant
+from slurmlet.model.slurm_values import Grant
 from slurmlet.slurm.grants import expand, parse_details
 
 # Slurm 24.11, one line; shortened at both ends.

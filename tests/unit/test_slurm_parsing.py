@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurmlet.model.slurmfacts import EndedJob, Job, Partition
+from slurmlet.model.slurm_values import EndedJob, Job, Partition
 from slurmlet.slurm import parsing
 
 # 24.11, `squeue --noheader --states=all --me -o '%A|%T|%r|%N|%P|%k'`; job 26 was submitted with a newline in its comment.

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from slurmlet.testbed import images, installing, packing
-from slurmlet.testbed.settings import Paths
+from slurmlet.testbed import busybox_images, user_install
+from slurmlet.testbed import wheel as packing
+from slurmlet.testbed.testbed_plan import Paths
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -25,14 +26,14 @@ class TestPacking:
     def test_a_wheel_of_the_checkout_holds_the_package_and_no_more(self, tmp_path: Path) -> None:
         wheel = packing.build_wheel(tmp_path / "made")
         names = set(zipfile.ZipFile(wheel).namelist())
-        assert {"slurmlet/cli/testbed.py", "slurmlet/testbed/booting.py", "slurmlet/py.typed"} <= names
+        assert {"slurmlet/cli/testbed.py", "slurmlet/testbed/host_boot.py", "slurmlet/py.typed"} <= names
         assert not [name for name in names if "__pycache__" in name or name.startswith("tests/")]
 
     def test_an_installed_slurmlet_packs_the_same_wheel_again(self, tmp_path: Path) -> None:
         wheel = packing.build_wheel(tmp_path / "made")
         zipfile.ZipFile(wheel).extractall(tmp_path / "site")
         script = (
-            "import sys, pathlib; from slurmlet.testbed import packing; assert packing.checkout() is None; "
+            "import sys, pathlib; from slurmlet.testbed import wheel as packing; assert packing.checkout() is None; "
             "print(packing.build_wheel(pathlib.Path(sys.argv[1])))"
         )
         again = subprocess.run(
@@ -70,24 +71,24 @@ class TestUpstream:
         (source / "kubectl").write_text("v1")
         (source / "kubectl").chmod(0o700)
         (source / "manifest.json").write_text("{}")
-        monkeypatch.setattr(installing, "ensure", lambda: source)
+        monkeypatch.setattr(user_install, "ensure", lambda: source)
         made = Paths(tmp_path / "bed")
         (made.opt / "upstream").mkdir(parents=True)
         return made
 
     def test_only_programs_are_handed_out_and_everybody_may_run_them(self, paths: Paths) -> None:
-        assert installing.link_upstream(paths)
+        assert user_install.link_upstream(paths)
         (program,) = (paths.opt / "upstream").iterdir()
         assert (program.name, program.stat().st_mode & 0o777) == ("kubectl", 0o755)
 
     def test_what_is_fresh_is_left_alone_and_what_changed_is_not(self, paths: Paths, tmp_path: Path) -> None:
-        installing.link_upstream(paths)
-        assert not installing.link_upstream(paths)
+        user_install.link_upstream(paths)
+        assert not user_install.link_upstream(paths)
         program = tmp_path / "upstream/kubectl"
         program.unlink()
         program.write_text("version 2")
         program.chmod(0o755)
-        assert installing.link_upstream(paths)
+        assert user_install.link_upstream(paths)
         assert (paths.opt / "upstream/kubectl").read_text() == "version 2"
 
 
@@ -100,10 +101,10 @@ class TestImages:
         return program
 
     def test_the_layer_is_the_same_bytes_each_time(self, busybox: Path) -> None:
-        assert images.layer(busybox) == images.layer(busybox)
+        assert busybox_images.layer(busybox) == busybox_images.layer(busybox)
 
     def test_the_layer_is_a_usable_root(self, busybox: Path) -> None:
-        with tarfile.open(fileobj=io.BytesIO(images.layer(busybox))) as tar:
+        with tarfile.open(fileobj=io.BytesIO(busybox_images.layer(busybox))) as tar:
             members = {member.name: member for member in tar}
         assert {members["bin/sh"].linkname, members["bin/ls"].linkname} == {"busybox"}
         assert members["bin/busybox"].mode == 0o755
@@ -113,9 +114,9 @@ class TestImages:
 
     def test_no_option_would_be_split_at_a_comma(self) -> None:
         """crane reads --cmd as comma-separated values."""
-        assert not [option for image in images.IMAGES for option in image.options if "," in option]
+        assert not [option for image in busybox_images.IMAGES for option in image.options if "," in option]
 
     def test_another_busybox_means_other_images(self, busybox: Path) -> None:
-        before = images.image_key(busybox)
+        before = busybox_images.image_key(busybox)
         busybox.write_text(busybox.read_text() + "# newer\n")
-        assert images.image_key(busybox) != before
+        assert busybox_images.image_key(busybox) != before

@@ -13,11 +13,11 @@ from click.testing import CliRunner
 
 from slurmlet.base.errors import SlurmletError, UserError
 from slurmlet.cli.testbed import command
-from slurmlet.testbed import hosts, namespaces, rootfs
+from slurmlet.testbed import host_namespaces, hosts, rootfs
+from slurmlet.testbed.daemons import PROCESS_NAMES, services_of
 from slurmlet.testbed.faults import FAULTS, inject
 from slurmlet.testbed.hosts import Testbed
-from slurmlet.testbed.services import PROCESS_NAMES, services_of
-from slurmlet.testbed.settings import Paths, Plan
+from slurmlet.testbed.testbed_plan import Paths, Plan
 
 
 @pytest.fixture
@@ -27,8 +27,8 @@ def paths(tmp_path: Path) -> Paths:
     return found
 
 
-def me() -> namespaces.Init:
-    found = namespaces._identify(os.getpid())
+def me() -> host_namespaces.Init:
+    found = host_namespaces._identify(os.getpid())
     assert found is not None
     return found
 
@@ -39,39 +39,39 @@ def record(paths: Paths, pid: int, ticks: int) -> None:
 
 class TestFindingAHost:
     def test_no_record(self, paths: Paths) -> None:
-        assert namespaces.find_init(paths, "c1") is None
+        assert host_namespaces.find_init(paths, "c1") is None
 
     def test_a_live_process(self, paths: Paths) -> None:
         record(paths, me().pid, me().started_ticks)
-        assert namespaces.find_init(paths, "c1") == me()
+        assert host_namespaces.find_init(paths, "c1") == me()
 
     def test_a_pid_that_was_given_to_another_process(self, paths: Paths) -> None:
         record(paths, me().pid, me().started_ticks - 1)
-        assert namespaces.find_init(paths, "c1") is None
+        assert host_namespaces.find_init(paths, "c1") is None
 
     def test_a_zombie_is_not_alive(self, paths: Paths) -> None:
         child = subprocess.Popen(["sleep", "60"])
-        found = namespaces._identify(child.pid)
+        found = host_namespaces._identify(child.pid)
         assert found is not None
         child.kill()
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # dead, and not yet reaped
-        assert namespaces._identify(child.pid) is None
+        assert host_namespaces._identify(child.pid) is None
         child.wait()
 
     def test_a_process_name_with_brackets_and_blanks(self, tmp_path: Path) -> None:
         program = tmp_path / "a) Z b"
         program.symlink_to("/bin/sleep")
         child = subprocess.Popen([str(program), "60"])
-        assert namespaces._identify(child.pid) is not None
+        assert host_namespaces._identify(child.pid) is not None
         child.kill()
         child.wait()
 
 
 def test_ending_never_touches_a_process_that_took_over_the_pid() -> None:
     child = subprocess.Popen(["sleep", "60"])
-    real = namespaces._identify(child.pid)
+    real = host_namespaces._identify(child.pid)
     assert real is not None
-    namespaces.end([namespaces.Init(child.pid, real.started_ticks - 1, "pid:[1]")])
+    host_namespaces.end([host_namespaces.Init(child.pid, real.started_ticks - 1, "pid:[1]")])
     assert child.poll() is None
     child.kill()
     child.wait()
@@ -81,26 +81,26 @@ def test_listening_ports_are_seen() -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         port = server.getsockname()[1]
-        assert not namespaces.listens(me(), port)
+        assert not host_namespaces.listens(me(), port)
         server.listen()
-        assert namespaces.listens(me(), port)
+        assert host_namespaces.listens(me(), port)
 
 
 def test_processes_of_a_namespace_are_seen() -> None:
-    assert os.getpid() in namespaces.processes_in(me())
-    assert namespaces.processes_in(namespaces.Init(1, 1, "pid:[1]")) == {}
+    assert os.getpid() in host_namespaces.processes_in(me())
+    assert host_namespaces.processes_in(host_namespaces.Init(1, 1, "pid:[1]")) == {}
 
 
 def test_a_mark_alone_does_not_make_a_process_a_host(paths: Paths) -> None:
     """Only the init of a pid namespace below ours is ever ended."""
     child = subprocess.Popen(["sleep", "60"], env={"SLURMLET_TESTBED": str(paths.run), "PATH": os.defpath})
-    assert namespaces.strays(paths) == []
+    assert host_namespaces.strays(paths) == []
     child.kill()
     child.wait()
 
 
 def test_entering_keeps_arguments_apart() -> None:
-    argv = namespaces.enter_argv(me(), "user1", ["echo", "$(id)", "--help"], directory="/home/user1")
+    argv = host_namespaces.enter_argv(me(), "user1", ["echo", "$(id)", "--help"], directory="/home/user1")
     assert argv[-3:] == ["echo", "$(id)", "--help"]
     assert f"--wd=/proc/{os.getpid()}/root/home/user1" in argv
     assert argv[argv.index("setpriv") :][:6] == [
@@ -111,12 +111,12 @@ def test_entering_keeps_arguments_apart() -> None:
         "user1",
         "--init-groups",
     ]
-    assert "setpriv" not in namespaces.enter_argv(me(), "root", ["id"])
+    assert "setpriv" not in host_namespaces.enter_argv(me(), "root", ["id"])
 
 
 def test_waiting_ends() -> None:
     with pytest.raises(SlurmletError, match=r"waited 0\.05 s for a miracle"):
-        namespaces.wait_until(lambda: False, 0.05, "a miracle")
+        host_namespaces.wait_until(lambda: False, 0.05, "a miracle")
 
 
 class TestRoot:

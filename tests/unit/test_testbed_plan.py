@@ -8,15 +8,8 @@ from pathlib import Path
 import pytest
 
 from slurmlet.base.errors import UserError
-from slurmlet.testbed.configuring import files, slurm_conf, slurmdbd_conf
-from slurmlet.testbed.settings import (
-    NAME_VARIABLE,
-    USERS,
-    Paths,
-    Plan,
-    address_of,
-    user_environment,
-)
+from slurmlet.testbed.config_files import files, slurm_conf, slurmdbd_conf
+from slurmlet.testbed.testbed_plan import NAME_VARIABLE, USERS, Paths, Plan, address_of, user_environment
 
 
 def directives(text: str) -> list[dict[str, str]]:

@@ -20,9 +20,9 @@ from typing import Any
 from slurmlet.base.errors import SlurmletError, UserError
 from slurmlet.base.layout import ClusterFiles
 from slurmlet.base.processes import run
-from slurmlet.bench import images
+from slurmlet.bench import bench_image
 from slurmlet.bench.statistics import summary
-from slurmlet.upstream.locating import find
+from slurmlet.upstream.binaries import find
 
 CALM, JOBS, PODS = "nothing else", "raw jobs", "pods"
 _CALM_ASKS = 10
@@ -67,7 +67,7 @@ class BurstBench:
 
     def measure(self, count: int, on_ask: Callable[[str, float, int], None]) -> list[Phase]:
         """`on_ask` gets the phase, the last exec's seconds, and how many are through."""
-        images.have(self._image)
+        bench_image.have(self._image)
         with self._steady():
             calm = Phase(CALM)
             for number in range(_CALM_ASKS):

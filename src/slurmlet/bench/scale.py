@@ -25,7 +25,7 @@ from slurmlet.base.errors import SlurmletError, UserError
 from slurmlet.base.files import read_json
 from slurmlet.base.layout import ClusterFiles
 from slurmlet.base.processes import run
-from slurmlet.bench import images
+from slurmlet.bench import bench_image
 from slurmlet.kube.client import METADATA_LIST, ApiClient, ApiError
 
 _PATIENCE_S = 600.0
@@ -35,7 +35,7 @@ _CROWD_LOOK_S = 1.0
 # After the last job is queued: until the hub has written what it knows.
 _SETTLE_S = 15.0
 _MANY = 500
-# As many sbatch at once as the hub runs (hub/settings.py): the comparison is about the way, not about the crowd.
+# As many sbatch at once as the hub runs (hub/hub_settings.py): the comparison is about the way, not about the crowd.
 _SBATCH_AT_ONCE = 8
 # Not kubectl: it holds itself back to five requests a second.
 _REQUESTS_AT_ONCE = 16
@@ -172,7 +172,7 @@ class ScaleBench:
         on_crowd: Callable[[Crowd], None] = lambda _: None,
     ) -> Scale:
         pid = self._hub_pid()
-        images.have(self._image)
+        bench_image.have(self._image)
         counts = [min(batch, pods - start) for start in range(0, pods, batch)]
         sbatch: list[Batch] = []
         of_pods: list[Batch] = []

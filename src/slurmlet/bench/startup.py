@@ -19,10 +19,10 @@ from typing import Any
 from slurmlet.base.errors import UserError
 from slurmlet.base.layout import ClusterFiles
 from slurmlet.base.processes import run
-from slurmlet.bench import images, marks
+from slurmlet.bench import bench_image, start_marks
 from slurmlet.bench.statistics import Summary, summary
-from slurmlet.model.launching import BATCH, LAUNCH_ANNOTATION
-from slurmlet.upstream.locating import find
+from slurmlet.model.launch_mode import BATCH, LAUNCH_ANNOTATION
+from slurmlet.upstream.binaries import find
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class StartupBench:
     def compare(self, runs: int, on_run: Callable[[int, float, float], None]) -> Comparison:
         raw_s: list[float] = []
         pod_s: list[float] = []
-        images.have(self._image)
-        with marks.workspace() as directory:
+        bench_image.have(self._image)
+        with start_marks.workspace() as directory:
             self._pod(directory, "warm")
             for number, phase in enumerate(_phases(runs)):
                 _wait_for(phase)
@@ -73,7 +73,7 @@ class StartupBench:
         script = f"#!/bin/sh\n: > {shlex.quote(str(mark))}\n"
         began_s = time.time()
         run(["sbatch", "--parsable", "--output=/dev/null", "--ntasks=1", "--mem=32M"], stdin=script)
-        return marks.moment_s(mark) - began_s
+        return start_marks.moment_s(mark) - began_s
 
     def _pod(self, directory: Path, name: str) -> float:
         pod = f"bench-{os.getpid()}-{name}"
@@ -81,9 +81,9 @@ class StartupBench:
         began_s = time.time()
         run([*self._kubectl, *self._create], stdin=manifest)
         try:
-            return marks.moment_s(directory / name) - began_s
+            return start_marks.moment_s(directory / name) - began_s
         finally:
-            run([*self._kubectl, "delete", "pod", pod, "--wait=true"], timeout_s=marks.PATIENCE_S)
+            run([*self._kubectl, "delete", "pod", pod, "--wait=true"], timeout_s=start_marks.PATIENCE_S)
 
     def _manifest(self, pod: str, directory: Path, name: str) -> dict[str, Any]:
         container = {

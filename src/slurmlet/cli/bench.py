@@ -9,7 +9,7 @@ import click
 from slurmlet.base.console import emit_json, emit_table, say
 from slurmlet.base.layout import DEFAULT_CLUSTER
 from slurmlet.cli import bench_burst, bench_network, bench_run
-from slurmlet.model.launching import BATCH, WAYS
+from slurmlet.model.launch_mode import BATCH, WAYS
 
 if TYPE_CHECKING:
     from slurmlet.bench.scale import Scale
@@ -149,7 +149,7 @@ def scale(
 def _draw(path: str, result: Scale) -> None:
     from pathlib import Path
 
-    from slurmlet.bench.picture import chart
+    from slurmlet.bench.line_chart import chart
 
     memory = [(one.at_s, one.memory_bytes / 2**20) for one in result.hub]
     pairs = zip(result.hub, result.hub[1:], strict=False)

@@ -51,8 +51,8 @@ def command(
 ) -> None:  # fmt: skip
     """Bandwidth, round trips and connections between pods, beside the same programs on the bare hosts."""
     from slurmlet.base.errors import UserError
-    from slurmlet.bench.measuring import MEASUREMENTS, as_json
-    from slurmlet.bench.network import NetworkBench
+    from slurmlet.bench.network_bench import NetworkBench
+    from slurmlet.bench.network_measurements import MEASUREMENTS, as_json
 
     chosen = [
         each.among(ways) if ways else each
@@ -81,7 +81,7 @@ def command(
 
 
 def _show(result: dict[str, Any]) -> None:
-    from slurmlet.bench.measuring import TITLES
+    from slurmlet.bench.network_measurements import TITLES
 
     rows = [
         _row(f"{name} [{told['unit']}]", TITLES[way], found, told)
@@ -106,8 +106,8 @@ def _row(what: str, way: str, found: dict[str, Any], told: dict[str, Any]) -> li
 def _draw(path: str, result: dict[str, Any]) -> None:
     from pathlib import Path
 
-    from slurmlet.bench.bars import bars
-    from slurmlet.bench.measuring import TITLES
+    from slurmlet.bench.bar_chart import bars
+    from slurmlet.bench.network_measurements import TITLES
 
     groups = {
         f"{name} [{told['unit']}]": [

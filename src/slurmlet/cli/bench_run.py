@@ -22,12 +22,12 @@ from slurmlet.base.console import emit_json, emit_table, say
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def command(nodes: tuple[int, ...], runs: int, options: tuple[str, ...], output: str) -> None:
     """From `slurmlet run` to the workload's first instruction, and from its end to the end of all."""
-    from slurmlet.bench import whole
+    from slurmlet.bench import run_bench
 
     def told(size: int, bare_s: float, start_s: float, end_s: float) -> None:
         say(f"  {size} nodes: srun {bare_s:.3f} s; slurmlet run {start_s:.3f} s, end {end_s:.3f} s")
 
-    sizes = whole.measure(list(dict.fromkeys(nodes)), runs, options, told)
+    sizes = run_bench.measure(list(dict.fromkeys(nodes)), runs, options, told)
     if output == "json":
         emit_json([size.as_json() for size in sizes])
         return

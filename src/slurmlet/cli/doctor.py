@@ -23,8 +23,8 @@ def command(only_here: bool, partition: str | None, output: str) -> None:
 
     Exit status 1 only if slurmlet cannot work here at all.
     """
-    from slurmlet.doctor.collecting import collect, collect_here
-    from slurmlet.doctor.judging import Verdict, judge
+    from slurmlet.doctor.site_facts import collect, collect_here
+    from slurmlet.doctor.verdicts import Verdict, judge
 
     findings = collect_here() if only_here else collect(console.Steps(), partition=partition)
     verdict: Verdict = judge(findings)

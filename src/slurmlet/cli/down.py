@@ -8,7 +8,7 @@ import click
 
 from slurmlet.base.console import say
 from slurmlet.base.layout import ClusterFiles
-from slurmlet.controlplane.using import default_cluster
+from slurmlet.controlplane.user_tools import default_cluster
 
 
 @click.command()
@@ -23,7 +23,7 @@ from slurmlet.controlplane.using import default_cluster
 @click.option("--force", is_flag=True, help="Also when it was started on another host that is gone for good.")
 def command(cluster: str, purge: bool, yes: bool, force: bool) -> None:
     """Stop my cluster and every Slurm job it made. Without --purge a later `up` brings its objects back."""
-    from slurmlet.controlplane.stopping import down
+    from slurmlet.controlplane.cluster_stop import down
 
     files = ClusterFiles.named(cluster)
     if purge and not yes and sys.stdin.isatty():

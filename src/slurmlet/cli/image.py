@@ -10,7 +10,7 @@ import click
 from slurmlet.base import console, layout
 
 if TYPE_CHECKING:
-    from slurmlet.images.store import Image, Store
+    from slurmlet.images.image_store import Image, Store
 
 
 @click.group()
@@ -19,7 +19,7 @@ def command() -> None:
 
 
 def _store() -> Store:
-    from slurmlet.images.store import Store
+    from slurmlet.images.image_store import Store
 
     return Store(layout.store_dir())
 

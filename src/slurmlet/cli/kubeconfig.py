@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from slurmlet.base.layout import ClusterFiles
-from slurmlet.controlplane.using import default_cluster, existing_kubeconfig
+from slurmlet.controlplane.user_tools import default_cluster, existing_kubeconfig
 
 
 @click.command()

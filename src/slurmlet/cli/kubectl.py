@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from slurmlet.controlplane.using import exec_kubectl
+from slurmlet.controlplane.user_tools import exec_kubectl
 
 
 @click.command(

@@ -7,7 +7,7 @@ import dataclasses
 import click
 
 from slurmlet.base.console import emit_json, emit_table, say
-from slurmlet.controlplane.inspecting import age, clusters
+from slurmlet.controlplane.cluster_status import age, clusters
 
 
 @click.command()

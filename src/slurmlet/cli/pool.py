@@ -6,7 +6,7 @@ import click
 
 from slurmlet.base import console
 from slurmlet.base.layout import ClusterFiles
-from slurmlet.controlplane.using import default_cluster
+from slurmlet.controlplane.user_tools import default_cluster
 
 _CLUSTER = click.option(
     "-c",
@@ -31,9 +31,9 @@ def add(count: int, words: str, cluster: str) -> None:
     """COUNT more pool nodes, each a Slurm job of its own."""
     import shlex
 
-    from slurmlet.controlplane import pools
+    from slurmlet.controlplane import pool_size
 
-    spec = pools.grow(ClusterFiles.named(cluster), count, shlex.split(words))
+    spec = pool_size.grow(ClusterFiles.named(cluster), count, shlex.split(words))
     console.say(f"The pool will have {spec.least} nodes. They serve pods as soon as Slurm grants them.")
 
 
@@ -42,9 +42,9 @@ def add(count: int, words: str, cluster: str) -> None:
 @_CLUSTER
 def rm(names: tuple[str, ...], cluster: str) -> None:
     """Drain these pool nodes, then let them go; no pod is killed for it."""
-    from slurmlet.controlplane import pools
+    from slurmlet.controlplane import pool_size
 
-    pools.shrink(ClusterFiles.named(cluster), names)
+    pool_size.shrink(ClusterFiles.named(cluster), names)
     console.say("They go as soon as their pods have moved or finished.")
 
 
@@ -64,9 +64,9 @@ def size(least: int, most: int, idle_s: float | None, words: str, cluster: str) 
     """How large the pool may be."""
     import shlex
 
-    from slurmlet.controlplane import pools
+    from slurmlet.controlplane import pool_size
 
-    spec = pools.set_size(ClusterFiles.named(cluster), least, most, shlex.split(words), idle_s)
+    spec = pool_size.set_size(ClusterFiles.named(cluster), least, most, shlex.split(words), idle_s)
     console.say(f"The pool will have {spec.least} to {spec.most} nodes.")
 
 
@@ -75,7 +75,7 @@ def size(least: int, most: int, idle_s: float | None, words: str, cluster: str) 
 @_CLUSTER
 def ls(output: str, cluster: str) -> None:
     """The pool's nodes and their Slurm jobs."""
-    from slurmlet.controlplane.pools import members
+    from slurmlet.controlplane.pool_size import members
 
     found = members(ClusterFiles.named(cluster))
     if output == "json":

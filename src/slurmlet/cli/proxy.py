@@ -6,7 +6,7 @@ import click
 
 from slurmlet.base.console import emit_json, say
 from slurmlet.base.layout import ClusterFiles
-from slurmlet.controlplane.using import default_cluster
+from slurmlet.controlplane.user_tools import default_cluster
 
 
 @click.command()
@@ -37,7 +37,7 @@ def command(cluster: str, port: int, namespace: str, everything: bool, print_env
     For a browser on your own machine: ssh -L 1080:127.0.0.1:1080 <login host>, then name 127.0.0.1:1080 as its SOCKS v5
     proxy, with DNS through the proxy.
     """
-    from slurmlet.controlplane.proxying import Address, running, serve
+    from slurmlet.controlplane.proxy_process import Address, running, serve
 
     files = ClusterFiles.named(cluster)
 

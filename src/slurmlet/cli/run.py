@@ -8,7 +8,7 @@ import click
 
 
 class _RawCommand(click.Command):
-    """Most words are srun's, which click does not know: `running/arguments` reads them; click only helps."""
+    """Most words are srun's, which click does not know: `jobcluster/arguments` reads them; click only helps."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta["slurmlet.words"] = list(args)
@@ -38,7 +38,7 @@ def command(context: click.Context, /, **_parsed: object) -> None:
     COMMAND runs on the job's first host with KUBECONFIG set and kubectl on its PATH; without one, a shell does. On a login
     host the job is asked for with srun's own options; inside an allocation that one is used.
     """
-    from slurmlet.running import arguments, tasks
+    from slurmlet.jobcluster import arguments, step_tasks
 
     words = context.meta["slurmlet.words"]
-    sys.exit(tasks.run(arguments.parse(words)))
+    sys.exit(step_tasks.run(arguments.parse(words)))

@@ -6,7 +6,7 @@ import click
 
 from slurmlet.base.console import say
 from slurmlet.base.layout import ClusterFiles
-from slurmlet.controlplane.using import default_cluster, exec_shell
+from slurmlet.controlplane.user_tools import default_cluster, exec_shell
 
 
 @click.command()

@@ -9,8 +9,8 @@ import click
 
 from slurmlet.base.console import emit_json, emit_table, say
 from slurmlet.base.layout import ClusterFiles
-from slurmlet.controlplane.inspecting import ClusterState, age, status
-from slurmlet.controlplane.using import default_cluster
+from slurmlet.controlplane.cluster_status import ClusterState, age, status
+from slurmlet.controlplane.user_tools import default_cluster
 
 
 @click.command()

@@ -7,7 +7,7 @@ import os
 import click
 
 from slurmlet.base.console import emit_json, emit_table, say
-from slurmlet.testbed.settings import DEFAULT_SLURM, LOGIN, SUITES, Paths, Plan
+from slurmlet.testbed.testbed_plan import DEFAULT_SLURM, LOGIN, SUITES, Paths, Plan
 
 _HOST = click.option("--host", default=LOGIN, show_default=True, help="Where: login, c1, c2 …")
 _USER = click.option("--user", default="user1", show_default=True, help="As whom: user1, user2 or root.")
@@ -120,10 +120,10 @@ def install() -> None:
 @click.option("--user", default="user1", show_default=True, help="Into whose store: user1 or user2.")
 def load(names: tuple[str, ...], user: str) -> None:
     """Put images of programs nobody here wrote into a user's store; the first time they are made, from Debian's packages."""
-    from slurmlet.testbed import serverimages
+    from slurmlet.testbed import server_images
     from slurmlet.testbed.hosts import Testbed
 
-    serverimages.load(Testbed.running(), names, user)
+    server_images.load(Testbed.running(), names, user)
     say(f"Loaded: {' '.join(names)}")
 
 

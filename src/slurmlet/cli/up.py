@@ -6,8 +6,8 @@ import click
 
 from slurmlet.base.console import say
 from slurmlet.base.layout import ClusterFiles
-from slurmlet.controlplane.using import default_cluster
-from slurmlet.model.launching import WAYS
+from slurmlet.controlplane.user_tools import default_cluster
+from slurmlet.model.launch_mode import WAYS
 
 
 @click.command()
@@ -55,8 +55,8 @@ def command(
     timeout_s: float,
 ) -> None:
     """Bring up (or find running) my cluster; returns when a pod could be scheduled."""
-    from slurmlet.controlplane.ranges import Wanted
-    from slurmlet.controlplane.starting import up
+    from slurmlet.controlplane.address_ranges import Wanted
+    from slurmlet.controlplane.cluster_start import up
 
     files = ClusterFiles.named(cluster)
     done = up(
@@ -69,7 +69,7 @@ def command(
         timeout_s=timeout_s,
     )
     if pool is not None or pool_min is not None or pool_max is not None:
-        from slurmlet.controlplane.pools import set_size
+        from slurmlet.controlplane.pool_size import set_size
 
         set_size(files, pool_min or pool or 0, pool_max)
     what = "is already running" if done.already_running else f"is up after {done.took_s:.1f} s"

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from slurmlet.base import console
-from slurmlet.upstream.locating import inventory
+from slurmlet.upstream.binaries import inventory
 
 
 @click.command("upstream")

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurmlet.base.addressing import LOOPBACK
+from slurmlet.base.host_addresses import LOOPBACK
 from slurmlet.base.layout import ClusterFiles
-from slurmlet.controlplane.config import ClusterConfig
-from slurmlet.controlplane.runfiles import run_files
+from slurmlet.controlplane.cluster_config import ClusterConfig
+from slurmlet.controlplane.run_files import run_files
 
 BINARIES = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "coredns")
 GATEWAY = "gateway"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from slurmlet.base.files import write_private
 from slurmlet.base.layout import ClusterFiles
-from slurmlet.controlplane.config import ClusterConfig
-from slurmlet.controlplane.runfiles import run_files
+from slurmlet.controlplane.cluster_config import ClusterConfig
+from slurmlet.controlplane.run_files import run_files
 
 COMPONENT_IDENTITIES = {
     "kube-controller-manager": "controller-manager",

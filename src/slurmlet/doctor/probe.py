@@ -180,7 +180,7 @@ def version(path: str, environment: Any) -> str:
 
 
 def scratch() -> Any:
-    """The place the runner would choose (see runner/scratch.py), with room and the right to execute."""
+    """The place the runner would choose (see runner/host/scratch.py), with room and the right to execute."""
     for place in (os.environ.get("SLURM_TMPDIR"), os.environ.get("TMPDIR"), "/tmp"):
         if place and os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK):
             break

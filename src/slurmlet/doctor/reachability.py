@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from slurmlet.base.addressing import dialled_addresses
+from slurmlet.base.host_addresses import dialled_addresses
 
 _PEER_TIMEOUT_S = 2.0
 _POLL_S = 0.2

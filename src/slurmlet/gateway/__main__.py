@@ -5,6 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from slurmlet.gateway.app import run
+from slurmlet.gateway.gateway import run
 
 sys.exit(run(Path(sys.argv[1])))

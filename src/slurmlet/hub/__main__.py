@@ -5,6 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from slurmlet.hub.app import run
+from slurmlet.hub.hub import run
 
 sys.exit(run(Path(sys.argv[1])))

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from slurmlet.base.errors import SiteError, SlurmletError
 from slurmlet.base.processes import CommandError, run
-from slurmlet.images import credentials
-from slurmlet.images.credentials import Auths
+from slurmlet.images import registry_credentials
 from slurmlet.images.references import Reference, is_digest
-from slurmlet.upstream import locating
+from slurmlet.images.registry_credentials import Auths
+from slurmlet.upstream import binaries
 
 RESOLVE_TIMEOUT_S = 60.0
 _ARCHITECTURES = {
@@ -65,8 +65,8 @@ def _call(arguments: Sequence[str], reference: Reference, auths: Auths | None, *
     program = _program()
     flags = ["--insecure"] if reference.domain in _insecure_registries() else []
     failure: CommandError | None = None
-    for config in credentials.attempts(reference, auths, credentials.user_config()):
-        with credentials.docker_config(config) as directory:
+    for config in registry_credentials.attempts(reference, auths, registry_credentials.user_config()):
+        with registry_credentials.docker_config(config) as directory:
             env = {**os.environ, "DOCKER_CONFIG": str(directory)}
             try:
                 return run([program, *flags, *arguments], env=env, timeout_s=timeout_s).stdout
@@ -79,7 +79,7 @@ def _call(arguments: Sequence[str], reference: Reference, auths: Auths | None, *
 
 
 def _program() -> str:
-    found = locating.find("crane") or shutil.which("crane")
+    found = binaries.find("crane") or shutil.which("crane")
     if found is None:
         raise SiteError(
             "crane, which talks to image registries, is not here",

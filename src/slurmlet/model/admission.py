@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from slurmlet.base.errors import RefusedPod
-from slurmlet.model import security
-from slurmlet.model.runtimeclasses import CLASSES
-from slurmlet.model.security import Problem
+from slurmlet.model import security_context
+from slurmlet.model.runtime_classes import CLASSES
+from slurmlet.model.security_context import Problem
 
 _VOLUME_KINDS = {
     "emptyDir", "configMap", "secret", "downwardAPI", "projected", "hostPath", "persistentVolumeClaim", "ephemeral",
@@ -47,7 +47,7 @@ def _problems(spec: Mapping[str, Any]) -> Iterator[Problem]:
         yield Problem("spec.resourceClaims", "dynamic resource allocation is not supported", _REMEDY)
     if (spec.get("os") or {}).get("name", "linux") != "linux":
         yield Problem("spec.os.name", "only linux runs here", _REMEDY)
-    yield from security.problems(spec)
+    yield from security_context.problems(spec)
     yield from _volumes(spec)
     for kind in ("initContainers", "containers"):
         for number, container in enumerate(spec.get(kind) or ()):
@@ -69,7 +69,7 @@ def _volumes(spec: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _container(path: str, container: Mapping[str, Any]) -> Iterator[Problem]:
-    yield from security.container_problems(path, container)
+    yield from security_context.container_problems(path, container)
     if container.get("volumeDevices"):
         why = "a rootless container cannot be given block devices"
         yield Problem(f"{path}.volumeDevices", why, "Use a volume with volumeMode Filesystem")

@@ -14,7 +14,7 @@ from typing import Any
 
 from slurmlet.base.errors import RefusedPod
 from slurmlet.model import quantities
-from slurmlet.model.sources import MissingSource
+from slurmlet.model.pod_sources import MissingSource
 
 Obj = Mapping[str, Any]
 

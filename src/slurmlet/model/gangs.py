@@ -1,8 +1,8 @@
 """Gangs: pods that start together or not at all, in one Slurm allocation that is theirs alone. Pure.
 
 The API server itself holds a gang's pods back (`policies`: a scheduling gate for every pod that is annotated), so none of
-them can be placed before `hub/allocations/ganging` has an allocation for all. The allocation is sized in equal slots,
-one per pod, each as large as the largest: whatever order the scheduler places them in, every pod finds room.
+them can be placed before `hub/allocations/gang_controller` has an allocation for all. The allocation is sized in
+equal slots, one per pod, each as large as the largest: whatever order the scheduler places them in, every pod finds room.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from fractions import Fraction
 from typing import Any
 
 from slurmlet.base.errors import RefusedPod
-from slurmlet.model import quantities, sbatchoptions
-from slurmlet.model.jobs import gres_of, without_rivals
-from slurmlet.model.nodes import KIND_LABEL, PARTITION_LABEL
-from slurmlet.model.resources import pod_requests
+from slurmlet.model import quantities, sbatch_options
+from slurmlet.model.partition_node import KIND_LABEL, PARTITION_LABEL
+from slurmlet.model.pod_job import gres_of, without_rivals
+from slurmlet.model.pod_resources import pod_requests
 
 Obj = dict[str, Any]
 # Annotation of pods and Jobs; label of the pods; gate of the pods; label and taint of the nodes.
@@ -146,7 +146,7 @@ def options(pods: Sequence[Mapping[str, Any]], partition: str) -> list[str]:
                 "a gang has an allocation of its own, and its pods want nodes of the queue",
                 hint="Leave out runtimeClassName queue and the node selector, or the annotation.",
             )
-    extra, _ = sbatchoptions.from_annotations(pods[0]["metadata"].get("annotations") or {})
+    extra, _ = sbatch_options.from_annotations(pods[0]["metadata"].get("annotations") or {})
     if any(word.startswith("--ntasks=") for word in extra):
         raise RefusedPod("--ntasks of a gang is the number of its pods", hint="Leave the annotation out.")
     return [*without_rivals(words, extra), *extra]

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from slurmlet.base.errors import RefusedPod
-from slurmlet.model.environment import expand
+from slurmlet.model.container_environment import expand
 
 Obj = Mapping[str, Any]
 _KINDS = {"startup": "startupProbe", "liveness": "livenessProbe", "readiness": "readinessProbe"}

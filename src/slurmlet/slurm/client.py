@@ -16,7 +16,7 @@ from typing import Protocol
 
 from slurmlet.base.processes import CommandError, Completed, run
 from slurmlet.model.ids import JobId
-from slurmlet.model.slurmfacts import EndedJob, Job, Partition
+from slurmlet.model.slurm_values import EndedJob, Job, Partition
 from slurmlet.slurm.parsing import (
     PARTITION_FORMAT,
     QUEUE_FORMAT,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from slurmlet.base.processes import run
-from slurmlet.model.slurmfacts import Grant
+from slurmlet.model.slurm_values import Grant
 
 _TIMEOUT_S = 10.0
 _DETAIL = re.compile(r"\bNodes=(\S+) CPU_IDs=(\S*) Mem=(\d+) GRES=(\S*)")

@@ -2,7 +2,7 @@
 
 sbatch's jobs wait for slurmctld's next round, up to a second. srun's do not, but srun stays, and ends the job with
 itself. Once Slurm has said that the task is started nothing needs it any more: its watcher, which would end the job,
-is killed first, then srun. From then on the task itself has to tell slurmctld of the end (runner/stepping.py).
+is killed first, then srun. From then on the task itself has to tell slurmctld of the end (entrypoint/job_step.py).
 
 Methods block. Until `let_go` the job ends with srun, whatever becomes of this process: nothing is ever left over
 between the two.
@@ -94,7 +94,7 @@ def complete(library: str, job_id: JobId, status: int) -> None:
 
 
 def _runner(*words: str, check: bool = True) -> Completed:
-    argv = [sys.executable, "-m", "slurmlet.runner", *words]
+    argv = [sys.executable, "-m", "slurmlet.entrypoint", *words]
     return run(argv, timeout_s=_COMPLETE_S, env=command_environment(), check=check)
 
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable
 
 from slurmlet.model.ids import JobId
-from slurmlet.model.slurmfacts import EndedJob, Job, Partition
+from slurmlet.model.slurm_values import EndedJob, Job, Partition
 
 # The comment comes last: it is the only field that may hold the separator.
 QUEUE_FORMAT = "%A|%T|%r|%N|%P|%k"

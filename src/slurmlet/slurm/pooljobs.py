@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from slurmlet.base.processes import run
 from slurmlet.model import pool
 from slurmlet.model.gangs import key_of_allocation
-from slurmlet.model.jobstates import Stage, is_over, stage_of
+from slurmlet.model.job_states import Stage, is_over, stage_of
 
 _FORMAT = "%A|%T|%L|%l|%D|%r|%k"
 _TIMEOUT_S = 30.0

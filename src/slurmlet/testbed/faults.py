@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from slurmlet.base.errors import SiteError, UserError
 from slurmlet.base.files import locked
 from slurmlet.base.processes import run
-from slurmlet.testbed import namespaces, network
-from slurmlet.testbed.services import Daemons, missing, services_of
-from slurmlet.testbed.settings import LOGIN, SCRATCH_BYTES, SWITCH
+from slurmlet.testbed import bridge, host_namespaces
+from slurmlet.testbed.daemons import Daemons, missing, services_of
+from slurmlet.testbed.testbed_plan import LOGIN, SCRATCH_BYTES, SWITCH
 
 if TYPE_CHECKING:
     from slurmlet.testbed.hosts import Testbed
@@ -54,21 +54,21 @@ def _start_missing(bed: Testbed, host: str, wanted: Sequence[str]) -> None:
 
 
 def _take_host(bed: Testbed, host: str) -> None:
-    namespaces.end([bed.init(host)])
+    host_namespaces.end([bed.init(host)])
 
 
 def _return_host(bed: Testbed, host: str) -> None:
     from slurmlet.testbed.lifecycle import start_on  # the lifecycle knows the way up
 
-    if namespaces.find_init(bed.paths, host) is not None:
+    if host_namespaces.find_init(bed.paths, host) is not None:
         return
-    init = namespaces.boot(bed.paths, bed.plan, host)
-    network.plug(_switch(bed), {host: init})
+    init = host_namespaces.boot(bed.paths, bed.plan, host)
+    bridge.plug(_switch(bed), {host: init})
     start_on(bed.paths, bed.plan, host, init, services_of(bed.plan, host))
 
 
-def _switch(bed: Testbed) -> namespaces.Init:
-    found = namespaces.find_init(bed.paths, SWITCH)
+def _switch(bed: Testbed) -> host_namespaces.Init:
+    found = host_namespaces.find_init(bed.paths, SWITCH)
     if found is None:
         raise SiteError("the testbed's switch is gone", hint="slurmlet testbed up mends it.")
     return found
@@ -76,18 +76,18 @@ def _switch(bed: Testbed) -> namespaces.Init:
 
 def _cut_network(bed: Testbed, host: str) -> None:
     bed.init(host)
-    network.set_cable(_switch(bed), host, connected=False)
+    bridge.set_cable(_switch(bed), host, connected=False)
 
 
 def _mend_network(bed: Testbed, host: str) -> None:
     bed.init(host)
-    network.set_cable(_switch(bed), host, connected=True)
+    bridge.set_cable(_switch(bed), host, connected=True)
 
 
 def _resize_scratch(bed: Testbed, host: str, size: str) -> None:
     init = bed.init(host)
     run(
-        namespaces.enter_argv(init, "root", ["mount", "-o", f"remount,size={size}", "/tmp"]),
+        host_namespaces.enter_argv(init, "root", ["mount", "-o", f"remount,size={size}", "/tmp"]),
         env={"PATH": "/usr/bin:/bin"},
     )
 

@@ -22,9 +22,9 @@ from typing import IO, Any
 from slurmlet.base.errors import SiteError, UserError
 from slurmlet.base.files import read_json
 from slurmlet.base.processes import CommandError, Completed, run, stop_group
-from slurmlet.testbed import namespaces
-from slurmlet.testbed.services import missing, services_of
-from slurmlet.testbed.settings import LOGIN, USERS, Paths, Plan, user_environment
+from slurmlet.testbed import host_namespaces
+from slurmlet.testbed.daemons import missing, services_of
+from slurmlet.testbed.testbed_plan import LOGIN, USERS, Paths, Plan, user_environment
 
 DEFAULT_USER = "user1"
 Stream = IO[bytes] | int | None
@@ -83,12 +83,12 @@ class Testbed:
             raise SiteError("no testbed is up", hint="Bring one up: slurmlet testbed up")
         return cls(where, plan)
 
-    def init(self, host: str) -> namespaces.Init:
+    def init(self, host: str) -> host_namespaces.Init:
         if host not in self.plan.hosts:
             raise UserError(
                 f"the testbed has no host {host!r}", hint=f"Its hosts: {', '.join(self.plan.hosts)}."
             )
-        found = namespaces.find_init(self.paths, host)
+        found = host_namespaces.find_init(self.paths, host)
         if found is None:
             raise SiteError(
                 f"host {host} is off",
@@ -100,7 +100,9 @@ class Testbed:
         """The command line that runs argv there; to be started with `environment(user)`."""
         if user != "root" and user not in USERS:
             raise UserError(f"the testbed has no user {user!r}", hint=f"Its users: root, {', '.join(USERS)}.")
-        return namespaces.enter_argv(self.init(host), user, argv, directory=user_environment(user)["HOME"])
+        return host_namespaces.enter_argv(
+            self.init(host), user, argv, directory=user_environment(user)["HOME"]
+        )
 
     def environment(self, user: str = DEFAULT_USER, env: Mapping[str, str] | None = None) -> dict[str, str]:
         return {**user_environment(user, os.environ.get("TERM", "dumb")), **(env or {})}
@@ -169,7 +171,7 @@ def status(paths: Paths) -> Status:
     states = _node_states(Testbed(paths, plan))
     hosts = {}
     for host in plan.hosts:
-        init = namespaces.find_init(paths, host)
+        init = host_namespaces.find_init(paths, host)
         absent = missing(plan, host, init) if init else services_of(plan, host)
         services = {service: service not in absent for service in services_of(plan, host)}
         hosts[host] = HostStatus(init is not None, services, states.get(host, ""))

@@ -16,11 +16,11 @@ from slurmlet.base.console import Steps
 from slurmlet.base.errors import SiteError, SlurmletError
 from slurmlet.base.files import locked, private_dir, write_json
 from slurmlet.base.processes import run
-from slurmlet.testbed import accounting, images, installing, namespaces, network, rootfs
-from slurmlet.testbed.configuring import files, slurmdbd_conf
+from slurmlet.testbed import accounting_db, bridge, busybox_images, host_namespaces, rootfs, user_install
+from slurmlet.testbed.config_files import files, slurmdbd_conf
+from slurmlet.testbed.daemons import Daemons, accounts, missing
 from slurmlet.testbed.hosts import Testbed, recorded_plan, require_root
-from slurmlet.testbed.services import Daemons, accounts, missing
-from slurmlet.testbed.settings import NAME_VARIABLE, SWITCH, USERS, Paths, Plan
+from slurmlet.testbed.testbed_plan import NAME_VARIABLE, SWITCH, USERS, Paths, Plan
 
 _NODES_LIMIT_S = 60
 
@@ -51,7 +51,7 @@ def up(plan: Plan, *, paths: Paths | None = None, quiet: bool = False) -> Outcom
 
 def _refuse_neighbours(paths: Paths) -> None:
     """A new root takes the place of the old one, which must not be in use."""
-    names = sorted(namespaces.neighbours(paths))
+    names = sorted(host_namespaces.neighbours(paths))
     if names:
         raise SiteError(
             f"the hosts' root must be made anew, but another testbed uses it: {', '.join(names)}",
@@ -69,13 +69,13 @@ def _converge(paths: Paths, plan: Plan, steps: Steps) -> _Changes:
     fresh = recorded_plan(paths) is None
     if fresh:
         _prepare(paths, plan)
-    linked = installing.link_upstream(paths)
-    installing.lay_library_ready(paths)
+    linked = user_install.link_upstream(paths)
+    user_install.lay_library_ready(paths)
     with _quick(steps, "Booting hosts", not fresh):
         booted = _boot_missing(paths, plan)
     with ThreadPoolExecutor(max_workers=plan.nodes + 3) as pool:
         # Meanwhile, and quietly: two spinners do not share a terminal.
-        installing_it = pool.submit(installing.install, paths, plan)
+        installing_it = pool.submit(user_install.install, paths, plan)
         started = _start_services(paths, plan, pool, steps)
         if started or booted:
             with steps.step("Waiting for Slurm's nodes"):
@@ -136,19 +136,19 @@ def _write_etc(paths: Paths, plan: Plan) -> None:
 def _boot_missing(paths: Paths, plan: Plan) -> list[str]:
     """Boot the hosts that are off, and connect all of them."""
     names = [SWITCH, *plan.hosts]
-    off = [name for name in names if namespaces.find_init(paths, name) is None]
+    off = [name for name in names if host_namespaces.find_init(paths, name) is None]
     with ThreadPoolExecutor(max_workers=8) as pool:
-        list(pool.map(lambda name: namespaces.boot(paths, plan, name), off))
-    inits = {name: init for name in names if (init := namespaces.find_init(paths, name)) is not None}
+        list(pool.map(lambda name: host_namespaces.boot(paths, plan, name), off))
+    inits = {name: init for name in names if (init := host_namespaces.find_init(paths, name)) is not None}
     switch = inits.pop(SWITCH)
-    network.make_switch(switch)
-    network.plug(switch, inits)
+    bridge.make_switch(switch)
+    bridge.plug(switch, inits)
     return off
 
 
 def _start_services(paths: Paths, plan: Plan, pool: ThreadPoolExecutor, steps: Steps) -> bool:
     """Start what does not run. Hosts in parallel, the daemons of one host in order."""
-    beds = {host: init for host in plan.hosts if (init := namespaces.find_init(paths, host)) is not None}
+    beds = {host: init for host in plan.hosts if (init := host_namespaces.find_init(paths, host)) is not None}
     todo = {host: absent for host, init in beds.items() if (absent := missing(plan, host, init))}
     if not todo:
         return False
@@ -161,14 +161,16 @@ def _start_services(paths: Paths, plan: Plan, pool: ThreadPoolExecutor, steps: S
     return True
 
 
-def start_on(paths: Paths, plan: Plan, host: str, init: namespaces.Init, services: tuple[str, ...]) -> None:
+def start_on(
+    paths: Paths, plan: Plan, host: str, init: host_namespaces.Init, services: tuple[str, ...]
+) -> None:
     daemons = Daemons(paths, host, init)
     for service in services:
         if service == "mariadb":
-            accounting.prepare(paths, plan, daemons)
+            accounting_db.prepare(paths, plan, daemons)
         daemons.start(service)
         if service == "registry":
-            images.publish(paths, plan, init)
+            busybox_images.publish(paths, plan, init)
 
 
 def _await_nodes(bed: Testbed) -> None:
@@ -184,7 +186,7 @@ def _await_nodes(bed: Testbed) -> None:
             n for n, state in states.items() if not (state.endswith("*") or state.startswith(("down", "unk")))
         } >= wanted
 
-    namespaces.wait_until(ready, _NODES_LIMIT_S, "all nodes to be idle", pause_s=0.05)
+    host_namespaces.wait_until(ready, _NODES_LIMIT_S, "all nodes to be idle", pause_s=0.05)
 
 
 def down(*, paths: Paths | None = None) -> bool:
@@ -199,10 +201,10 @@ def down(*, paths: Paths | None = None) -> bool:
 
 def _clear(paths: Paths) -> bool:
     # The mark finds every host of ours, also those whose record was never written or was lost.
-    found = namespaces.strays(paths)
+    found = host_namespaces.strays(paths)
     existed = bool(found) or paths.run.exists()
-    namespaces.end(found)
-    remains = namespaces.leftovers(paths)
+    host_namespaces.end(found)
+    remains = host_namespaces.leftovers(paths)
     if remains:
         raise SlurmletError(
             f"the testbed left behind: {', '.join(remains)}",
@@ -218,7 +220,7 @@ def reinstall(*, paths: Paths | None = None, quiet: bool = False) -> bool:
     """Make slurmlet and the upstream binaries in the running testbed those of now; whether anything changed."""
     bed = Testbed.running(paths)
     with locked(bed.paths.lock):
-        linked = installing.link_upstream(bed.paths)
-        installing.lay_library_ready(bed.paths)
+        linked = user_install.link_upstream(bed.paths)
+        user_install.lay_library_ready(bed.paths)
         with Steps(quiet=quiet).step("Installing slurmlet for the testbed's users"):
-            return installing.install(bed.paths, bed.plan) or linked
+            return user_install.install(bed.paths, bed.plan) or linked

@@ -17,7 +17,7 @@ from slurmlet.base.console import Steps
 from slurmlet.base.errors import SiteError
 from slurmlet.base.files import locked
 from slurmlet.base.processes import Completed, run
-from slurmlet.testbed.settings import USERS, Paths, Plan
+from slurmlet.testbed.testbed_plan import USERS, Paths, Plan
 
 PACKAGES = (
     *("slurmctld", "slurmd", "slurm-client", "slurmdbd", "slurm-wlm-mysql-plugin", "mariadb-server"),

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from slurmlet.hub.links import NODE_PREFIX, LinkLost, RunnerLink
-from slurmlet.model.allocationnodes import AllocationFacts
+from slurmlet.hub.runner_links import NODE_PREFIX, LinkLost, RunnerLink
+from slurmlet.model.allocation_node import AllocationFacts
 from slurmlet.model.ids import JobId, PodUid
-from slurmlet.model.jobstates import Fate
+from slurmlet.model.job_states import Fate
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class Agents:
     def forget(self, name: str) -> None:
         self._agents.pop(name, None)
 
-    # Links (hub/links.Peers)
+    # Links (hub/runner_links.Peers)
 
     async def link_came(self, link: RunnerLink) -> None:
         name, hello = link.uid.removeprefix(NODE_PREFIX), link.hello

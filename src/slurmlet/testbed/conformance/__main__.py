@@ -13,9 +13,9 @@ import click
 from slurmlet.base.console import emit_json, emit_table, say
 from slurmlet.base.errors import SlurmletError
 from slurmlet.base.files import private_dir, write_json
-from slurmlet.testbed.conformance import results
-from slurmlet.testbed.conformance.building import build
-from slurmlet.testbed.conformance.running import Run
+from slurmlet.testbed.conformance import suite_results
+from slurmlet.testbed.conformance.suite_build import build
+from slurmlet.testbed.conformance.suite_run import Run
 from slurmlet.testbed.hosts import Testbed
 
 FOCUS = r"\[sig-(node|storage|apps)\].*\[Conformance\]"
@@ -47,7 +47,7 @@ def command(
     say(f"{len(specs)} specs; logs in {run.logs}")
     found = list(run.run(specs, workers, size))
     write_json(run.logs / "outcomes.json", [asdict(outcome) for outcome in found])
-    count = results.summary(found)
+    count = suite_results.summary(found)
     if output == "json":
         emit_json([asdict(outcome) for outcome in found])
     else:
@@ -56,7 +56,7 @@ def command(
         ]
         emit_table(["STATE", "TIME", "SPEC", "WHERE", "WHY"], rows)
     say(", ".join(f"{number} {state}" for state, number in count.items()) + f"; logs in {run.logs}")
-    raise SystemExit(1 if count[results.FAILED] or count[results.UNKNOWN] else 0)
+    raise SystemExit(1 if count[suite_results.FAILED] or count[suite_results.UNKNOWN] else 0)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,248 @@
+"""The supervisor: one detached process per cluster that starts the components and restarts what dies.
+
+One thread, woken by signals: SIGCHLD (something died), SIGTERM (end all, in order), SIGUSR1 (end the hub and keep it
+ended; `down` cancels the Slurm jobs then, while nobody can submit new ones). It never writes cluster state besides
+`run/`, and cluster.json with the kubeconfigs when a port was taken from under a component.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+from slurmlet.base.errors import SlurmletError
+from slurmlet.base.files import locked, write_json
+from slurmlet.base.host_addresses import LOOPBACK, free_port
+from slurmlet.base.layout import ClusterFiles
+from slurmlet.controlplane import cluster_config as configs
+from slurmlet.controlplane import kubeconfigs, network_config
+from slurmlet.controlplane.api_probe import ApiProbe
+from slurmlet.controlplane.cluster_config import ClusterConfig, now
+from slurmlet.controlplane.component_process import Child, adopt_orphans, kill_adopted, reap_orphans
+from slurmlet.controlplane.components import HUB, Component, components
+from slurmlet.controlplane.run_files import ProcessIdentity, run_files, write_supervisor
+
+_WAKING = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1}
+_API_POLL_S = 0.05
+_HOUSEKEEPING_S = 60.0
+_LOG_CAP_BYTES = 32 << 20
+_PORT_TAKEN = "address already in use"
+
+
+def main(arguments: list[str]) -> int:
+    root, binaries = arguments
+    os.umask(0o077)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    # Blocked before anybody can know our pid: an early SIGUSR1 would otherwise end us.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _WAKING)
+    files = ClusterFiles(Path(root))
+    with locked(run_files(files).supervisor_lock, wait=False) as ours:
+        if not ours:
+            _log("another supervisor has this cluster; leaving")
+            return 1
+        Supervisor(files, Path(binaries)).run()
+    return 0
+
+
+class Supervisor:
+    def __init__(self, files: ClusterFiles, binaries: Path) -> None:
+        self._files = files
+        self._binaries = binaries
+        self._config = configs.load_existing(files)
+        self._api_answers = False
+        self._probe = ApiProbe(files, timeout_s=1.0)
+        self._children = {
+            component.name: Child(component, files.logs / f"{component.name}.log")
+            for component in self._plan(self._config)
+        }
+
+    def _plan(self, config: ClusterConfig) -> list[Component]:
+        cpus = len(os.sched_getaffinity(0))
+        return components(self._files, config, self._binaries, os.environ, cpus)
+
+    def run(self) -> None:
+        adopt_orphans()
+        identity = ProcessIdentity.of(os.getpid())
+        assert identity is not None
+        for child in self._children.values():
+            rotate(child.log)
+        write_supervisor(run_files(self._files), identity, now())
+        _log(f"supervisor {identity.pid} of cluster {self._config.name} ({self._config.id})")
+        try:
+            self._watch()
+        finally:
+            self._stop_all()
+            run_files(self._files).supervisor.unlink(missing_ok=True)
+            _log("all components ended")
+
+    def _watch(self) -> None:
+        housekeeping_s = time.monotonic() + _HOUSEKEEPING_S
+        while True:
+            self._start_due()
+            woken = signal.sigtimedwait(_WAKING, self._pause_s())
+            # Some sites' Slurm signals every process of a job. Inside one, the workload comes first: whoever started this
+            # cluster there ends it, and this process with it.
+            ends = not self._config.ephemeral
+            if woken is not None and woken.si_signo in (signal.SIGTERM, signal.SIGINT) and ends:
+                return
+            if woken is not None and woken.si_signo == signal.SIGUSR1:
+                self._hold(self._children[HUB])
+            self._notice_deaths()
+            if time.monotonic() > housekeeping_s:
+                housekeeping_s = time.monotonic() + _HOUSEKEEPING_S
+                for child in self._children.values():
+                    cap(child.log)
+
+    def _start_due(self) -> None:
+        started = False
+        for child in self._children.values():
+            if child.process is None and not child.held and time.monotonic() >= child.due_s:
+                if not self._may_start(child.component):
+                    continue
+                self._start(child)
+                started = True
+        if started:
+            self._record()
+
+    def _may_start(self, component: Component) -> bool:
+        if component.needs_api and not self._api_is_up():
+            return False
+        return not component.needs_hub or self._files.hub.exists()
+
+    def _start(self, child: Child) -> None:
+        try:
+            if child.component.name == HUB and child.restarts:
+                self._renew_runner()
+            child.start()
+            _log(f"started {child.component.name}, pid {child.process.pid if child.process else '-'}")
+        except OSError as error:
+            child.restarts += 1
+            child.due_s = time.monotonic() + 5
+            _log(f"cannot start {child.component.name}: {error}")
+
+    def _renew_runner(self) -> None:
+        """slurmlet may have been upgraded meanwhile: a new hub and the runners it starts must be of one kind."""
+        # Rarely needed, and not small.
+        from slurmlet.controlplane import runner_archive
+
+        runner_archive.write_runner(self._files.runner)
+
+    def _api_is_up(self) -> bool:
+        if not self._api_answers:
+            # The API server binds its port long before it serves, so a mere connection says nothing.
+            self._api_answers = self._probe.ready()
+            self._probe.close()
+        return self._api_answers
+
+    def _pause_s(self) -> float:
+        waiting = [child for child in self._children.values() if child.process is None and not child.held]
+        if not waiting:
+            return _HOUSEKEEPING_S
+        until_due_s = min(child.due_s for child in waiting) - time.monotonic()
+        return max(_API_POLL_S, until_due_s)
+
+    def _notice_deaths(self) -> None:
+        reap_orphans(self._pids())
+        dead = [child for child in self._children.values() if child.died()]
+        for child in dead:
+            name = child.component.name
+            _log(f"{name} ended ({child.last_exit}); next start in {child.backoff_s:g} s")
+            if name == "kube-apiserver":
+                self._api_answers = False
+            if name == HUB:
+                # An sbatch that outlives its hub could submit after the next hub has looked for the job in vain.
+                kill_adopted(self._pids())
+            if _PORT_TAKEN in child.said_since_start():
+                self._take_other_port(name)
+        if dead:
+            self._record()
+
+    def _take_other_port(self, name: str) -> None:
+        """Somebody bound the port first: choose another, and restart whoever knows the old one."""
+        if name == "etcd":
+            changed = dataclasses.replace(
+                self._config, etcd_port=free_port(LOOPBACK), etcd_peer_port=free_port(LOOPBACK)
+            )
+            affected = ["kube-apiserver"]
+        elif name == "kube-apiserver":
+            changed = dataclasses.replace(self._config, api_port=free_port("0.0.0.0"))
+            affected = ["kube-controller-manager", "kube-scheduler", "coredns", HUB]
+        elif name == "coredns":
+            # The gateway looks up the port each time it connects.
+            changed = dataclasses.replace(self._config, dns_port=free_port(LOOPBACK))
+            affected = []
+        else:
+            return  # the hub and the gateway choose their own ports at each start
+        _log(f"{name}: its port was taken; choosing another")
+        self._config = changed
+        changed.save(self._files)
+        kubeconfigs.write_all(self._files, changed)
+        network_config.write_all(self._files, changed)
+        for component in self._plan(changed):
+            self._children[component.name].component = component
+        for other in affected:
+            # No grace: an API server without its etcd would use all of it.
+            self._children[other].stop(grace_s=0)
+            self._children[other].due_s = 0.0
+
+    def _hold(self, child: Child) -> None:
+        _log(f"stopping {child.component.name} for good")
+        child.held = True
+        child.stop()
+        kill_adopted(self._pids())
+        self._record()
+
+    def _stop_all(self) -> None:
+        for child in reversed(self._children.values()):
+            child.held = True
+            began_s = time.monotonic()
+            child.stop()
+            _log(f"stopped {child.component.name} in {time.monotonic() - began_s:.1f} s")
+        kill_adopted(set())
+        self._record()
+
+    def _pids(self) -> set[int]:
+        return {child.process.pid for child in self._children.values() if child.process is not None}
+
+    def _record(self) -> None:
+        try:
+            write_json(
+                run_files(self._files).components,
+                {name: child.describe() for name, child in self._children.items()},
+            )
+        except OSError as error:
+            # A full disk or a purged directory must not take the cluster down.
+            _log(f"cannot write the components' state: {error}")
+
+
+def rotate(log: Path) -> None:
+    """A new start, a new log; the one before stays beside it."""
+    if log.exists():
+        log.replace(log.with_name(log.name + ".1"))
+
+
+def cap(log: Path) -> None:
+    """Copy and truncate a log that grew too big; its writer appends, so it goes on at the new end."""
+    if log.exists() and log.stat().st_size > _LOG_CAP_BYTES:
+        shutil.copyfile(log, log.with_name(log.name + ".1"))
+        os.truncate(log, 0)
+
+
+def _log(text: str) -> None:
+    # A full disk must not take the cluster down.
+    with contextlib.suppress(OSError):
+        print(f"{now()} {text}", flush=True)
+
+
+def run_as_program() -> None:
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except SlurmletError as error:
+        _log(f"{error.message} {error.hint}")
+        sys.exit(1)

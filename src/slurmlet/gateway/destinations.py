@@ -1,0 +1,118 @@
+"""From a name or an address to a connection: pods and Services through the overlay, anything else directly.
+
+Never to the login host's own loopback: what listens there trusts whoever is on this host, and we speak for others.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from slurmlet.gateway.dns_client import CLUSTER_DOMAIN, Resolver
+from slurmlet.gateway.dns_messages import Malformed
+from slurmlet.podnet import addresses
+from slurmlet.podnet.netd_setup import Setup
+from slurmlet.podnet.pod_dial import Dialler
+from slurmlet.podnet.tables import DENIED, HOST, POD, REFUSED, TCP, Tables
+
+
+@dataclass(frozen=True)
+class Wish:
+    host: str
+    port: int
+    # Domains that are tried behind a short name.
+    search: tuple[str, ...] = ()
+    # Pods and Services only.
+    only_cluster: bool = False
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """An HTTP status and why."""
+
+    status: int
+    why: str
+
+
+OnReached = Callable[[socket.socket | None, Refusal | None], None]
+
+
+class Reach:
+    def __init__(self, setup: Setup, tables: Tables, dialler: Dialler, resolver: Resolver) -> None:
+        self._setup, self._tables, self._dialler, self._resolver = setup, tables, dialler, resolver
+
+    def reach(self, wish: Wish, done: OnReached) -> None:
+        ip = literal(wish.host)
+        if ip is not None:
+            self._connect(wish, ip, done)
+        elif ":" in wish.host:
+            done(None, Refusal(502, f"{wish.host}: pods and Services here have IPv4 addresses"))
+        else:
+            self._resolve(wish, candidates(wish), done)
+
+    def _resolve(self, wish: Wish, names: Sequence[str], done: OnReached) -> None:
+        def answered(found: list[int], told: bool) -> None:
+            if found:
+                self._connect(wish, found[0], done)
+            elif len(names) > 1 and told:
+                self._resolve(wish, names[1:], done)
+            elif told:
+                done(None, Refusal(404, f"there is no {wish.host} in this cluster"))
+            else:
+                done(None, Refusal(503, "the cluster's DNS does not answer"))
+
+        try:
+            self._resolver.addresses(names[0], answered)
+        except (Malformed, UnicodeError):
+            done(None, Refusal(400, f"{wish.host!r} is no name"))
+
+    def _connect(self, wish: Wish, ip: int, done: OnReached) -> None:
+        if addresses.is_loopback(ip) or ip == 0:
+            done(None, Refusal(403, "the login host's own loopback is not reached through the cluster"))
+            return
+        if wish.only_cluster and not self._in_cluster(ip, wish.port):
+            done(None, Refusal(403, f"{wish.host} is neither a pod nor a Service of this cluster"))
+            return
+        route = self._tables.route(TCP, ip, wish.port)
+        if route.kind not in (POD, HOST):
+            done(None, _refusal(route.kind, wish))
+            return
+
+        def dialled(made: socket.socket | None, code: int) -> None:
+            why = f"{wish.host}:{wish.port}: {os.strerror(code)}"
+            done(made, None if made is not None else Refusal(504 if code == errno.ETIMEDOUT else 502, why))
+
+        self._dialler.dial(route.ip, route.port, self._setup.ip, dialled)
+
+    def _in_cluster(self, ip: int, port: int) -> bool:
+        inside = self._setup.in_pods(ip) or self._setup.in_services(ip)
+        return inside or self._tables.is_service(TCP, ip, port)
+
+
+def _refusal(kind: str, wish: Wish) -> Refusal:
+    said = {
+        REFUSED: "no pod is ready behind it, or it has no such port",
+        DENIED: "a policy forbids it",
+    }.get(kind, "there is no such pod")
+    return Refusal(502, f"{wish.host}:{wish.port}: {said}")
+
+
+def literal(host: str) -> int | None:
+    """The address that `host` spells, in full; short forms like 10.1 are names."""
+    if host.count(".") != 3:
+        return None
+    try:
+        return int.from_bytes(socket.inet_pton(socket.AF_INET, host), "big")
+    except OSError:
+        return None
+
+
+def candidates(wish: Wish) -> list[str]:
+    """As a pod's resolver would try them: a name of the cluster as it is, a short one with each domain behind it."""
+    name = wish.host.rstrip(".").lower()
+    if wish.host.endswith(".") or name == CLUSTER_DOMAIN or name.endswith(f".{CLUSTER_DOMAIN}"):
+        return [name]
+    return [*(f"{name}.{domain}" for domain in wish.search), name]

@@ -1,0 +1,199 @@
+"""Keeps the pool as large as it should be: asks for allocations, drains and ends them, replaces them in time.
+
+All it knows it reads again each turn: pool.json, the jobs by their comment, the Nodes with their annotations, the pods.
+A hub that is started anew goes on where the last one was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import shlex
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from slurmlet.base.errors import SlurmletError
+from slurmlet.base.files import read_json
+from slurmlet.hub.allocations.agents import Agents
+from slurmlet.hub.hub_settings import Settings
+from slurmlet.hub.nodes.allocation_node_controller import AllocationKeeper
+from slurmlet.hub.nodes.node_objects import NODES
+from slurmlet.hub.pods.pod_state import PodState
+from slurmlet.hub.runner_credentials import NODE_NAME_PREFIX, RunnerAuthority
+from slurmlet.hub.runner_links import LinkLost
+from slurmlet.kube.client import ApiClient, ApiError
+from slurmlet.model import pool
+from slurmlet.model.gangs import GANG
+from slurmlet.model.ids import JobId
+from slurmlet.model.job_states import Stage, stage_of
+from slurmlet.model.pool import Member, PoolSpec
+from slurmlet.slurm.client import Scheduler
+from slurmlet.slurm.pooljobs import PoolJob, pool_jobs
+
+log = logging.getLogger(__name__)
+_TURN_S = 2.0
+_MOST_AT_ONCE = 10
+Obj = dict[str, Any]
+
+
+class PoolKeeper:
+    def __init__(
+        self,
+        settings: Settings,
+        client: ApiClient,
+        slurm: Scheduler,
+        agents: Agents,
+        nodes: AllocationKeeper,
+        authority: RunnerAuthority,
+        partition_nodes: Callable[[], list[Obj]],
+        pods: Callable[[], Iterable[PodState]],
+    ) -> None:
+        self._settings, self._client, self._slurm = settings, client, slurm
+        self._agents, self._nodes, self._authority = agents, nodes, authority
+        self._partition_nodes, self._pods = partition_nodes, pods
+        self._busy_s: dict[str, float] = {}  # when each member last had a pod
+
+    async def run(self) -> None:
+        active = False
+        while True:
+            try:
+                raw = await asyncio.to_thread(read_json, self._settings.files.pool)
+                if isinstance(raw, dict) or active:
+                    active = await self._turn(pool.spec_of(raw if isinstance(raw, dict) else {}))
+            except (SlurmletError, ApiError, LinkLost) as error:
+                log.warning("pool: %s", error)
+            await asyncio.sleep(_TURN_S)
+
+    async def _turn(self, spec: PoolSpec) -> bool:
+        jobs = await asyncio.to_thread(pool_jobs, self._settings.cluster_id)
+        members = [self._member(job) for job in jobs]
+        waiting = await self._waiting_pods() if spec.most > spec.least else 0
+        plan = pool.plan(spec, members, waiting)
+        ids = {one.name: JobId(one.job_id) for one in members}
+        for _ in range(min(plan.add, _MOST_AT_ONCE)):
+            await asyncio.to_thread(self._ask_for_one, spec)
+        for name, why in plan.retire:
+            await self._retire(name, why, ids[name])
+        for name in plan.evict:
+            await self._move_pods(name)
+        for name in plan.release:
+            await self._release(name, ids[name])
+        await self._prefer_pool(any(one.ready and not one.retiring for one in members))
+        return bool(members) or spec.most > 0
+
+    # What there is
+
+    def _member(self, job: PoolJob) -> Member:
+        agent = self._agents.get(job.node)
+        node: Obj = next((one for one in self._nodes.objects() if one["metadata"]["name"] == job.node), {})
+        pods = [
+            one for one in self._pods() if one.node == job.node and not one.terminal and not _is_daemon(one)
+        ]
+        now_s = asyncio.get_running_loop().time()
+        if pods or job.node not in self._busy_s:
+            self._busy_s[job.node] = now_s
+        annotations = (node.get("metadata") or {}).get("annotations") or {}
+        return Member(
+            name=job.node,
+            job_id=job.job_id,
+            queued=stage_of(job.state) is Stage.QUEUED,
+            ready=agent is not None and agent.alive,
+            pods=len(pods),
+            idle_s=now_s - self._busy_s[job.node],
+            left_s=job.left_s,
+            limit_s=job.limit_s,
+            retiring=annotations.get(pool.RETIRING_ANNOTATION, ""),
+        )
+
+    async def _waiting_pods(self) -> int:
+        """Pods that the scheduler finds no node for; those of a gang have an allocation of their own."""
+        listed = await self._client.get(
+            "/api/v1/pods", fieldSelector="spec.nodeName=,status.phase=Pending", labelSelector=f"!{GANG}"
+        )
+        return sum(
+            any(
+                one["type"] == "PodScheduled" and one.get("reason") == "Unschedulable"
+                for one in (item.get("status") or {}).get("conditions") or ()
+            )
+            for item in listed.get("items") or ()
+        )
+
+    # What is done
+
+    def _ask_for_one(self, spec: PoolSpec) -> None:
+        name = f"pool-{secrets.token_hex(3)}"
+        files = self._settings.files.node(name)
+        self._authority.equip(files, name, NODE_NAME_PREFIX)
+        options = [
+            *spec.options,
+            f"--job-name={name}.{self._settings.cluster}",
+            f"--comment={pool.comment(self._settings.cluster_id, name)}",
+            "--nodes=1",
+            "--no-requeue",
+            f"--output={str(files.job_log).replace('%', '%%')}",
+            "--open-mode=append",
+            f"--chdir={files.root}",
+        ]
+        argv = shlex.join(["python3", "-IS", str(self._settings.files.runner), "agent", str(files.root)])
+        job_id = self._slurm.submit(options, f"#!/bin/sh\nunset SLURM_JWT\nexec {argv}\n")
+        log.info("pool: asked for node %s, Slurm job %s", name, job_id)
+
+    async def _retire(self, name: str, why: str, job_id: JobId) -> None:
+        log.info("pool: node %s goes: %s", name, why)
+        if self._agents.get(name) is None:
+            # Its job is in the queue, or has just begun: nothing can be on it.
+            await asyncio.to_thread(self._slurm.cancel, [job_id])
+            return
+        change = {
+            "metadata": {"annotations": {pool.RETIRING_ANNOTATION: why}},
+            "spec": {"unschedulable": True},
+        }
+        self._nodes.changed(await self._client.patch(f"{NODES}/{name}", change))
+
+    async def _move_pods(self, name: str) -> None:
+        """Evict what a controller makes anew elsewhere; budgets are the API server's to keep. Others may finish."""
+        for state in self._pods():
+            managed = any(one.get("controller") for one in state.pod["metadata"].get("ownerReferences") or ())
+            if state.node != name or state.terminal or state.deleting or not managed or _is_daemon(state):
+                continue
+            eviction = {
+                "apiVersion": "policy/v1",
+                "kind": "Eviction",
+                "metadata": {"name": state.pod["metadata"]["name"]},
+            }
+            try:
+                await self._client.create(f"{state.path}/eviction", eviction)
+            except ApiError as error:
+                if error.status not in (404, 409, 429):
+                    raise
+
+    async def _release(self, name: str, job_id: JobId) -> None:
+        agent = self._agents.get(name)
+        if agent is not None and agent.link is not None:
+            await agent.link.tell("end", grace_s=0)
+        else:
+            await asyncio.to_thread(self._slurm.cancel, [job_id])
+
+    async def _prefer_pool(self, there_is_one: bool) -> None:
+        """While the pool has a node, pods go to the queue only when they do not fit there."""
+        nodes = self._partition_nodes()
+        wanted = pool.queue_taints(nodes) if there_is_one else {}
+        for node in nodes:
+            name = node["metadata"]["name"]
+            taints = (node.get("spec") or {}).get("taints") or []
+            kept = [taint for taint in taints if not taint["key"].startswith(pool.POOL_TAINT)]
+            kept += wanted.get(name, [])
+            if [taint["key"] for taint in kept] == [taint["key"] for taint in taints]:
+                continue
+            metadata = {"resourceVersion": node["metadata"]["resourceVersion"]}
+            try:
+                await self._client.patch(f"{NODES}/{name}", {"metadata": metadata, "spec": {"taints": kept}})
+            except ApiError as error:
+                if error.status not in (404, 409):
+                    raise
+
+
+def _is_daemon(state: PodState) -> bool:
+    owners = state.pod["metadata"].get("ownerReferences") or ()
+    return any(one.get("kind") == "DaemonSet" for one in owners)

@@ -1,0 +1,89 @@
+"""What the hub knows from the start: the cluster's configuration and keys, read once from its directory."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurmlet.base.errors import SlurmletError
+from slurmlet.base.files import read_json
+from slurmlet.base.layout import ClusterFiles
+from slurmlet.model.launch_mode import BATCH
+from slurmlet.model.network_plan import PodNetwork
+
+SERVER_NAME = "hub.slurmlet"
+# In kube-system; its name is in the hub's certificate (controlplane/pki.py).
+METRICS_SERVICE = "slurmlet-metrics"
+
+
+@dataclass(frozen=True)
+class Settings:
+    files: ClusterFiles
+    cluster: str
+    cluster_id: str
+    kubernetes_version: str
+    api_address: str
+    api_port: int
+    partitions: frozenset[str] | None  # None: all of the site's; empty: no partition nodes at all
+    host: str
+    # None in a cluster that was brought up before pods had a network of their own: the next `up` gives it one.
+    network: PodNetwork | None = None
+    # A cluster inside one Slurm job: when the hub is told to end, everything is.
+    ephemeral: bool = False
+    # How pods start that do not say: model/launch_mode.py.
+    launch: str = BATCH
+    # Slurm is asked this often while some job needs watching, and this often when all is quiet.
+    busy_poll_s: float = 1.0
+    calm_poll_s: float = 10.0
+    lease_s: int = 40
+    lease_renew_s: float = 10.0
+    # As often as a kubelet looks at its node.
+    partition_poll_s: float = 10.0
+    sbatch_at_once: int = 8
+    pulls_at_once: int = 3
+    # To the API server, about pods. Few: what waits here does not stand in the way of people's own requests there.
+    requests_at_once: int = 6
+
+    @property
+    def api_url(self) -> str:
+        return f"https://{self.api_address}:{self.api_port}"
+
+    def pki(self, name: str) -> Path:
+        return self.files.pki / name
+
+
+def load(directory: Path) -> Settings:
+    config = read_json(directory / "cluster.json")
+    if not config:
+        raise SlurmletError(f"{directory} holds no cluster", hint="Run: slurmlet up")
+    partitions = config.get("partitions")
+    return Settings(
+        files=ClusterFiles(directory),
+        cluster=config["name"],
+        cluster_id=config["id"],
+        kubernetes_version=config["kubernetes"],
+        api_address=config["api_address"],
+        api_port=int(config["api_port"]),
+        partitions=frozenset(partitions) if partitions is not None else None,
+        host=socket.gethostname(),
+        ephemeral=bool(config.get("ephemeral")),
+        launch=config.get("launch", BATCH),
+        network=_network(ClusterFiles(directory), config),
+        busy_poll_s=float(os.environ.get("SLURMLET_POLL_S", "1.0")),
+    )
+
+
+def _network(files: ClusterFiles, config: dict[str, Any]) -> PodNetwork | None:
+    key = files.pki / "overlay.key"
+    if not config.get("pod_range") or not key.exists():
+        return None
+    tls = _tls(files) if config.get("encrypt") else None
+    return PodNetwork(config["pod_range"], config["service_range"], key.read_text().strip(), tls)
+
+
+def _tls(files: ClusterFiles) -> dict[str, str]:
+    names = {"ca": "overlay-ca.crt", "cert": "netd.crt", "key": "netd.key"}
+    return {field: (files.pki / name).read_text() for field, name in names.items()}

@@ -1,0 +1,1 @@
+"""Slurm's jobs as the hub knows them."""

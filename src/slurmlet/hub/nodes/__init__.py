@@ -1,0 +1,1 @@
+"""Nodes: one for each Slurm partition, one for each host of an allocation."""

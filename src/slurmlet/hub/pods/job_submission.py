@@ -1,0 +1,172 @@
+"""A pod becomes a Slurm job, once: at once where resources are free now (hub/pods/immediate_launch), else through sbatch.
+
+The order makes a crash harmless at every point: intent on disk, sbatch or srun, job id on disk. After a crash the job is
+found by its comment; an intent without a job is submitted again; and should two jobs ever exist, the claim in the pod's
+directory lets only one of them run. A job in which the pod could not begin is noted as not the pod's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from slurmlet.base.clock import rfc3339
+from slurmlet.base.errors import RefusedPod
+from slurmlet.base.files import read_json, write_json
+from slurmlet.base.layout import PodFiles
+from slurmlet.base.processes import CommandError
+from slurmlet.hub.hub_settings import Settings
+from slurmlet.hub.jobs.job_watch import SlurmWatch
+from slurmlet.hub.pods.immediate_launch import LANE, Launcher
+from slurmlet.hub.runner_credentials import RunnerAuthority
+from slurmlet.model.ids import JobId, PodUid
+from slurmlet.model.launch_mode import IMMEDIATE
+from slurmlet.model.pod_job import JobPlace, JobRequest, job_request
+from slurmlet.slurm.client import Scheduler
+from slurmlet.slurm.immediate import LaunchFailed, NotNow
+
+log = logging.getLogger(__name__)
+
+
+class Submitted(NamedTuple):
+    job_id: JobId
+    at_once: bool = False
+    why: str = ""  # not at once, though the pod asked for it
+
+
+class Submitter:
+    def __init__(
+        self,
+        settings: Settings,
+        slurm: Scheduler,
+        watch: SlurmWatch,
+        authority: RunnerAuthority,
+        launcher: Launcher | None = None,
+    ) -> None:
+        self._settings = settings
+        self._slurm = slurm
+        self._watch = watch
+        self._authority = authority
+        self._launcher = launcher
+        self._slots = asyncio.Semaphore(settings.sbatch_at_once)
+
+    def request(self, pod: Mapping[str, Any], partition: str) -> JobRequest:
+        """What would be submitted. Raises RefusedPod."""
+        files = self._settings.files.pod(pod["metadata"]["uid"])
+        place = JobPlace(
+            cluster=self._settings.cluster,
+            cluster_id=self._settings.cluster_id,
+            partition=partition,
+            runner=self._settings.files.runner,
+            pod_dir=files.root,
+            log=files.job_log,
+            launch=self._settings.launch,
+        )
+        return job_request(pod, place)
+
+    def known_job(self, uid: PodUid) -> JobId | None:
+        """The pod's job as far as Slurm's newest list or our own note tells."""
+        note = read_json(self._settings.files.pod(uid).job) or {}
+        job = self._watch.job(uid)
+        if job is not None and job.job_id not in note.get("not", ()):
+            return job.job_id
+        return JobId(note["job_id"]) if note.get("job_id") else None
+
+    def disown(self, uid: PodUid, job_id: JobId) -> None:
+        """The pod could not begin in this job, and is to have another."""
+        files = self._settings.files.pod(uid)
+        if files.root.is_dir():
+            write_json(files.job, {"intent_at": rfc3339(), "not": [*_not_its(files), job_id]})
+
+    async def submit(self, uid: PodUid, request: JobRequest, looks_free: bool = False) -> Submitted:
+        """Submit unless it is done already. Raises CommandError (transient: try again) or RefusedPod."""
+        files = self._settings.files.pod(uid)
+        if files.job.exists():
+            # An attempt whose outcome nobody wrote down: Slurm knows.
+            await self._watch.refresh()
+            job_id = self.known_job(uid)
+            if job_id is not None:
+                await asyncio.to_thread(self._note, files, job_id)
+                return Submitted(job_id)
+        at_once, why = False, ""
+        if self._launcher is not None:
+            at_once, why = self._launcher.chooses(request, looks_free)
+        await asyncio.to_thread(self._prepare, files, uid, at_once)
+        if at_once:
+            job_id, why = await self._launch(files, uid, request)
+            if job_id is not None:
+                await asyncio.to_thread(self._note, files, job_id)
+                return Submitted(job_id, at_once=True)
+        return Submitted(await self._queue(files, request), why=why)
+
+    async def _launch(self, files: PodFiles, uid: PodUid, request: JobRequest) -> tuple[JobId | None, str]:
+        """The job, or why it is for the queue. Raises a transient CommandError."""
+        assert self._launcher is not None
+        try:
+            return await self._launcher.launch(uid, request), ""
+        except NotNow as error:
+            why, failed = error.message, None
+        except LaunchFailed as error:
+            log.warning("%s", error.message)
+            why, failed = error.message, error.job_id
+        if failed is not None and await asyncio.to_thread(files.claim.exists):
+            return failed, ""  # it had begun after all: what became of it is Slurm's to say
+        if failed is not None:
+            await asyncio.to_thread(self.disown, uid, failed)
+        else:
+            await asyncio.to_thread(self._intend, files, False)
+        return None, why if request.launch == IMMEDIATE else ""
+
+    async def _queue(self, files: PodFiles, request: JobRequest) -> JobId:
+        try:
+            async with self._slots:
+                job_id = await asyncio.to_thread(self._slurm.submit, request.options, request.script)
+        except CommandError as error:
+            if error.transient:
+                raise
+            files.job.unlink(missing_ok=True)
+            raise RefusedPod(_plain(error), reason="SlurmRefused", hint=_remedy(request)) from error
+        await asyncio.to_thread(self._note, files, job_id)
+        return job_id
+
+    def _prepare(self, files: PodFiles, uid: PodUid, at_once: bool) -> None:
+        self._authority.equip(files, uid)
+        self._intend(files, at_once)
+
+    def _intend(self, files: PodFiles, at_once: bool) -> None:
+        write_json(files.job, {"intent_at": rfc3339(), **_lane(at_once), **_kept(files)})
+
+    def _note(self, files: PodFiles, job_id: JobId) -> None:
+        lane = _lane((read_json(files.job) or {}).get("lane") == LANE)
+        write_json(files.job, {"job_id": job_id, "submitted_at": rfc3339(), **lane, **_kept(files)})
+
+
+def _lane(at_once: bool) -> dict[str, str]:
+    return {"lane": LANE} if at_once else {}
+
+
+def _not_its(files: PodFiles) -> list[str]:
+    return list((read_json(files.job) or {}).get("not", ()))
+
+
+def _kept(files: PodFiles) -> dict[str, list[str]]:
+    """What every later note keeps of an earlier one."""
+    others = _not_its(files)
+    return {"not": others} if others else {}
+
+
+def _remedy(request: JobRequest) -> str:
+    if request.asked_by:
+        return f"Correct the pod's annotation {' or '.join(request.asked_by)}, then create the pod again."
+    return "Ask for less, or for another partition (spec.nodeSelector), then create the pod again."
+
+
+def _plain(error: CommandError) -> str:
+    """sbatch's own sentence without its decoration."""
+    lines = [
+        line.removeprefix("sbatch: ").removeprefix("error: ").removeprefix("fatal: ")
+        for line in error.stderr.splitlines()
+    ]
+    return "; ".join(line for line in lines if line) or error.message

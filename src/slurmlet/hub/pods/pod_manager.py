@@ -1,0 +1,155 @@
+"""All pods the hub looks after: one worker each, found by UID or by name; what belongs to no pod is swept."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+from slurmlet.base.errors import SlurmletError
+from slurmlet.hub.network.pod_network import MESSAGES
+from slurmlet.hub.pods.pod_worker import PodWorker
+from slurmlet.hub.pods.tools import Tools
+from slurmlet.hub.runner_links import GATEWAY, RunnerLink
+from slurmlet.model import job_states
+from slurmlet.model.ids import JobId, PodUid
+
+log = logging.getLogger(__name__)
+_SWEEP_S = 60.0
+
+Obj = dict[str, Any]
+
+
+class Pods:
+    def __init__(self, tools: Tools, tasks: asyncio.TaskGroup) -> None:
+        self._tools = tools
+        self._tasks = tasks
+        self._workers: dict[PodUid, PodWorker] = {}
+        self._by_name: dict[tuple[str, str], PodWorker] = {}
+        # Set when the API server and Slurm have both been listed once: only then is an absence a fact.
+        self.synced = asyncio.Event()
+        self._ready = asyncio.Event()
+
+    def changed(self, pod: Obj, gone: bool) -> None:
+        """The reflector's callback."""
+        uid = PodUid(pod["metadata"]["uid"])
+        if self._tools.network is not None:
+            self._tools.network.pod_changed(pod, gone)
+        worker = self._workers.get(uid)
+        if worker is not None:
+            worker.update(pod, gone)
+        elif not gone:
+            log.info("pod %s: bound to %s", "/".join(_name(pod)), pod["spec"]["nodeName"])
+            worker = self._workers[uid] = PodWorker(self._tools, pod)
+            self._by_name[_name(pod)] = worker
+            self._tasks.create_task(self._work(worker), name=f"pod {'/'.join(_name(pod))}")
+
+    async def _work(self, worker: PodWorker) -> None:
+        # Before Slurm's first answer a running job could be taken for a missing one, and submitted twice.
+        await self._ready.wait()
+        await worker.run()
+        if self._tools.network is not None:
+            self._tools.network.released(worker.state.uid)
+        del self._workers[worker.state.uid]
+        if self._by_name.get(_name(worker.state.pod)) is worker:
+            del self._by_name[_name(worker.state.pod)]
+
+    def slurm_looked(self) -> None:
+        self._ready.set()
+        for worker in self._workers.values():
+            worker.nudge()
+
+    def news_of(self, uid: PodUid) -> None:
+        """An agent told something about a pod."""
+        worker = self._workers.get(uid)
+        if worker is not None:
+            worker.news()
+
+    def has_link(self, uid: PodUid) -> bool:
+        worker = self._workers.get(uid)
+        return worker is not None and worker.state.live_link is not None
+
+    def disown(self, uid: PodUid, job_id: JobId) -> None:
+        """The pod could not begin in this job: it gets another."""
+        self._tools.submitter.disown(uid, job_id)
+        worker = self._workers.get(uid)
+        if worker is not None:
+            worker.disown(job_id)
+
+    def busy(self) -> bool:
+        return any(worker.state.needs_slurm for worker in self._workers.values())
+
+    def named(self, namespace: str, name: str) -> PodWorker | None:
+        return self._by_name.get((namespace, name))
+
+    def __iter__(self) -> Iterator[PodWorker]:
+        return iter(list(self._workers.values()))
+
+    # Runners
+
+    async def link_came(self, link: RunnerLink) -> None:
+        if link.uid == GATEWAY:
+            return
+        worker = self._workers.get(link.uid)
+        if worker is None:
+            log.info("a runner of pod %s dialled in, but the pod is gone", link.uid)
+            await link.tell("stop", grace_s=0, reason="the pod is gone")
+            return
+        worker.attach(link)
+
+    async def link_said(self, link: RunnerLink, message: Obj) -> None:
+        worker = self._workers.get(link.uid)
+        if message["type"] in MESSAGES:
+            if self._tools.network is not None and (worker is not None or link.uid == GATEWAY):
+                self._tools.network.heard(link, worker.state.pod if worker is not None else None, message)
+            if self._tools.network is not None and worker is not None:
+                worker.placed(self._tools.network.known_address(link.uid))
+        elif worker is not None:
+            await worker.heard(link, message)
+        elif message["type"] == "bye":
+            await link.tell("ack", seq=message["seq"])
+
+    def link_ended(self, link: RunnerLink) -> None:
+        if self._tools.network is not None:
+            self._tools.network.link_ended(link)
+        worker = self._workers.get(link.uid)
+        if worker is not None:
+            worker.detach(link)
+
+    # What belongs to no pod
+
+    async def sweep(self) -> None:
+        """Jobs and directories of pods that went while no hub was there to see."""
+        await self.synced.wait()
+        await self._ready.wait()
+        while True:
+            # Jobs first: a directory is needed as long as its job may run.
+            orphans = await self._sweep_jobs()
+            await asyncio.to_thread(self._sweep_directories, orphans)
+            await asyncio.sleep(_SWEEP_S)
+
+    async def _sweep_jobs(self) -> set[PodUid]:
+        jobs = self._tools.watch.all_jobs()
+        orphans = {
+            uid for uid, job in jobs.items() if uid not in self._workers and not job_states.is_over(job.state)
+        }
+        if orphans:
+            log.info("cancelling %d Slurm jobs whose pods are gone", len(orphans))
+            try:
+                await asyncio.to_thread(self._tools.slurm.cancel, [jobs[uid].job_id for uid in orphans])
+            except SlurmletError as error:
+                log.warning("scancel: %s", error.message)
+        return orphans
+
+    def _sweep_directories(self, still_running: set[PodUid]) -> None:
+        root = self._tools.settings.files.pods
+        for directory in list(root.iterdir()) if root.is_dir() else ():
+            uid = PodUid(directory.name)
+            if uid not in self._workers and uid not in still_running:
+                shutil.rmtree(directory, ignore_errors=True)
+
+
+def _name(pod: Obj) -> tuple[str, str]:
+    return pod["metadata"]["namespace"], pod["metadata"]["name"]

@@ -1,0 +1,287 @@
+"""One worker per pod: brings it from bound to gone.
+
+Level-triggered: `_step` looks at all that is known now (the object, Slurm's word, the runner's report) and does the next
+thing. Whatever wakes it, in whatever order, after whatever crash, the same facts lead to the same act. Nothing is kept
+here that a new hub could not learn again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from slurmlet.base.clock import rfc3339
+from slurmlet.base.errors import SlurmletError
+from slurmlet.base.files import read_json
+from slurmlet.hub.pods import pod_start, pod_termination
+from slurmlet.hub.pods.debug_containers import send_ephemeral
+from slurmlet.hub.pods.image_change import changed_containers, send_changed
+from slurmlet.hub.pods.pod_state import PodState
+from slurmlet.hub.pods.status_writer import write_status
+from slurmlet.hub.pods.tools import Tools
+from slurmlet.hub.runner_links import LinkLost, RunnerLink
+from slurmlet.kube.client import ApiError
+from slurmlet.model import job_states
+from slurmlet.model.downward_api import Place
+from slurmlet.model.ids import JobId
+from slurmlet.model.network_plan import uses_host_network
+from slurmlet.model.pod_resize import is_new_resize, resize_event
+from slurmlet.model.pod_status import seconds_until_queued
+from slurmlet.model.slurm_values import Job
+
+log = logging.getLogger(__name__)
+Obj = dict[str, Any]
+
+_RETRY_S = 2.0
+_SOON_S = 0.3
+_FAULT_RETRY_S = 30.0
+# How long a signalled pod may wait for Slurm to say why.
+_VERDICT_S = 20.0
+
+
+class PodWorker:
+    def __init__(self, tools: Tools, pod: Obj) -> None:
+        self._tools = tools
+        self.state = PodState(pod)
+        self._wake = asyncio.Event()
+        self._linked: asyncio.Event | None = None  # while somebody waits for a link
+        self._finished = False
+        self._verdict_asked_s: float | None = None
+        self._pending_told = ""
+        self._seen_job: Job | None = None  # at the last look that counts
+
+    # What wakes the worker
+
+    def update(self, pod: Obj, gone: bool) -> None:
+        """A newer version of the object, or its end."""
+        if gone:
+            self.state.gone = True
+        else:
+            self.state.take_newer(pod)
+        self._wake.set()
+
+    def attach(self, link: RunnerLink) -> None:
+        """The pod's runner dialled in, for the first time or again."""
+        state, hello = self.state, link.hello
+        if state.link is not None:
+            state.link.end()
+        state.link = link
+        size = self._tools.lanes.of(state.node).size(state.node)
+        state.place = Place(
+            host_ip=str(hello.get("host_ip") or ""),
+            host=str(hello.get("host") or ""),
+            node_cpus=size.cpus,
+            node_memory_bytes=size.memory_bytes,
+            own_ip=self._own_ip(link),
+        )
+        if hello.get("report"):
+            state.report = hello["report"]
+        told = JobId(str(hello.get("job_id") or ""))
+        if told and told != state.job_id and self._tools.watch.owns(state.uid, told):
+            # Should the pod ever have two jobs, this is the one that holds the claim.
+            state.job_id, state.fate = told, None
+        state.stop_sent_grace_s = None
+        log.info("pod %s: runner of job %s dialled in from %s", state.name, state.job_id, state.place.host)
+        if self._linked is not None:
+            self._linked.set()
+        self._wake.set()
+
+    def _own_ip(self, link: RunnerLink) -> str | None:
+        state, network = self.state, self._tools.network
+        if network is None or uses_host_network(state.pod):
+            return ""
+        # One that runs since before there was a pod network keeps the address that its status shows.
+        shown = (state.pod.get("status") or {}).get("podIP") if link.has_pod else None
+        return network.known_address(state.uid) or shown
+
+    def placed(self, ip: str) -> None:
+        """The runner told the address it has: news to a hub that was started anew."""
+        if uses_host_network(self.state.pod):
+            return
+        if self.state.place is not None and self.state.place.own_ip != ip:
+            self.state.place = replace(self.state.place, own_ip=ip)
+            self._wake.set()
+
+    async def heard(self, link: RunnerLink, message: Mapping[str, Any]) -> None:
+        """A control message of the runner."""
+        kind = message["type"]
+        if kind in ("report", "bye"):
+            self.state.report = message["report"]
+            # The runner put it on disk before it sent it, so it is written down already.
+            await link.tell("ack", seq=message["seq"])
+            self._wake.set()
+        elif kind == "event":
+            told = (str(message[key]) for key in ("kind", "reason", "message", "container"))
+            self._tools.events.pod_event(self.state.pod, *told)
+
+    def detach(self, link: RunnerLink) -> None:
+        if self.state.link is link:
+            self.state.link = None
+            self._tools.watch.poke()
+            self._wake.set()
+
+    def nudge(self) -> None:
+        """Slurm was looked at. A job that is over outweighs a link that still seems to live."""
+        state, watch = self.state, self._tools.watch
+        job = watch.job(state.uid)
+        if job is not None and not job_states.is_over(job.state):
+            # Thousands may wait in the queue: only those it has news for are worth a turn.
+            untold = job_states.fate_of(job).pending_reason not in ("", self._pending_told)
+            news = job != self._seen_job or untold or state.deleting or state.gone
+            self._seen_job = job if watch.looked_since(state.mark) else None
+        else:
+            news = state.needs_slurm or state.gone or (job is not None and not state.job_over)
+        if news:
+            self._wake.set()
+
+    def disown(self, job_id: JobId) -> None:
+        """The pod could not begin in this job: it is to have another."""
+        if self.state.job_id == job_id:
+            self.state.job_id, self.state.fate = None, None
+        self._wake.set()
+
+    def news(self) -> None:
+        """The agent of the pod's node told something about it."""
+        self._wake.set()
+
+    async def linked(self, timeout_s: float) -> RunnerLink | None:
+        """The runner's link, waiting a moment for one that is about to dial in."""
+        if self.state.live_link is None:
+            self._linked = self._linked or asyncio.Event()
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._linked.wait()
+            except TimeoutError:
+                return None
+            self._linked = None
+        return self.state.live_link
+
+    # The work
+
+    async def run(self) -> None:
+        while not self._finished:
+            self._wake.clear()
+            delay_s = await self._try_step()
+            if not self._finished:
+                await self._sleep(delay_s)
+
+    async def _try_step(self) -> float | None:
+        try:
+            return await self._step()
+        except ApiError as error:
+            log.warning("pod %s: %s", self.state.name, error.message)
+            # Not found: the object went; the reflector will say so.
+            return None if error.status == 404 else _RETRY_S
+        except LinkLost:
+            return _SOON_S
+        except SlurmletError as error:
+            log.warning("pod %s: %s", self.state.name, error.message)
+            return _RETRY_S
+        except Exception:
+            # One pod nobody thought of (or a runner that talks nonsense) must not take all others down with the hub.
+            log.exception("pod %s: a fault of the hub's own", self.state.name)
+            return _FAULT_RETRY_S
+
+    async def _sleep(self, delay_s: float | None) -> None:
+        deadline_s = None if self.state.terminal else self.state.deadline_s
+        if deadline_s is not None and deadline_s > 0:
+            delay_s = deadline_s if delay_s is None else min(delay_s, deadline_s)
+        try:
+            async with asyncio.timeout(delay_s):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+
+    async def _step(self) -> float | None:
+        """Do the next thing; seconds until another look is due, None to wait for news."""
+        tools, state = self._tools, self.state
+        await self._learn()
+        if state.gone:
+            delay_s = await pod_termination.bury(tools, state)
+            self._finished = delay_s is None
+            return delay_s
+        if state.deleting:
+            return await pod_termination.end(tools, state)
+        if state.terminal:
+            if tools.network is not None and (state.job_id is None or state.job_over):
+                tools.network.released(state.uid)
+            return await pod_termination.linger(tools, state)
+        if state.deadline_s is not None and state.deadline_s <= 0:
+            return await pod_termination.expire(tools, state)
+        if state.job_id is None:
+            delay_s = await pod_start.start(tools, state)
+            if state.job_id is None:
+                await write_status(tools.client, state)
+                return delay_s
+        if state.link is not None and not state.link.has_pod:
+            delay_s = await pod_start.send_plan(tools, state, state.link)
+            if delay_s is not None:
+                await write_status(tools.client, state)
+                return delay_s
+        return await self._tell_state()
+
+    async def _learn(self) -> None:
+        """Bring together what Slurm and the pod's directory know."""
+        state, lane = self.state, self._tools.lanes.of(self.state.node)
+        if state.job_id is None:
+            state.job_id = lane.known(state.uid)
+        if state.job_id is None or not lane.settled(state):
+            return
+        if not state.job_over:
+            state.fate = await lane.fate(state) or state.fate
+        if not state.runner_done and (state.job_over or state.report is None):
+            path = self._tools.settings.files.pod(state.uid).report
+            found = await asyncio.to_thread(read_json, path)
+            # The runner writes it once for each phase: of a pod that goes on, the object knows more than the file,
+            # and a hub that was started anew would take its containers back to where they began.
+            if found and (state.job_over or found.get("phase") == "Done"):
+                state.report = found
+        self._tell_pending()
+
+    async def _tell_state(self) -> float | None:
+        """Write what is; a pod whose job was signalled waits for Slurm to say why."""
+        state = self.state
+        if state.runner_done and state.signalled and not state.job_over:
+            self._verdict_asked_s = self._verdict_asked_s or time.monotonic()
+            if time.monotonic() - self._verdict_asked_s < _VERDICT_S:
+                self._tools.watch.poke()
+                return _SOON_S
+        if state.job_over and state.report is None:
+            self._tools.pacer.stillborn(state.pod)
+        if state.job_id is not None and is_new_resize(state.pod):
+            text = resize_event(state.pod)
+            self._tools.events.pod_event(state.pod, "Warning", "ResizeInfeasible", text)
+        delay_s = None
+        if state.live_link is not None and not state.runner_done:
+            delay_s = await self._send_news(state.live_link)
+        if state.news_in_s:
+            return min(state.news_in_s, delay_s or state.news_in_s)
+        if state.only_waits:
+            if not state.began_before:
+                self._tools.notes.add(state)
+        else:
+            await write_status(self._tools.client, state)
+        if delay_s is None and state.queued:
+            delay_s = seconds_until_queued(state.pod, rfc3339())
+        return delay_s
+
+    async def _send_news(self, link: RunnerLink) -> float | None:
+        """What came to the spec since the runner got it; seconds until another try is due."""
+        state, delays = self.state, []
+        if state.pod["spec"].get("ephemeralContainers"):
+            delays.append(await send_ephemeral(self._tools, state, link))
+        if changed_containers(state.pod, state.report, link.redefined):
+            delays.append(await send_changed(self._tools, state, link))
+        return min((delay_s for delay_s in delays if delay_s is not None), default=None)
+
+    def _tell_pending(self) -> None:
+        state = self.state
+        reason = state.fate.pending_reason if state.fate is not None and state.queued else ""
+        if reason and reason != self._pending_told:
+            self._pending_told = reason
+            text = f"Slurm job {state.job_id} is pending: {reason}"
+            self._tools.events.pod_event(state.pod, "Normal", "Queued", text)

@@ -1,0 +1,153 @@
+"""A pod as a Slurm job: name, comment, options, script. Pure; `hub/pods/job_submission` hands the result to sbatch.
+
+The comment's first word is the key by which a job is found again: `slurmlet:<cluster id>:<pod uid>`.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from slurmlet.model import quantities, sbatch_options
+from slurmlet.model.ids import PodUid
+from slurmlet.model.launch_mode import AUTO, BATCH, LAUNCH_ANNOTATION, launch_of
+from slurmlet.model.pod_resources import pod_requests
+
+MARK = "slurmlet"
+JOB_ID_ANNOTATION = f"{sbatch_options.PREFIX}job-id"
+HOST_ANNOTATION = f"{sbatch_options.PREFIX}host"
+# Written by the hub, so not a typing error of the user's.
+HUB_ANNOTATIONS = frozenset({JOB_ID_ANNOTATION, HOST_ANNOTATION})
+_KNOWN_ANNOTATIONS = HUB_ANNOTATIONS | {LAUNCH_ANNOTATION}
+_RIVALS = {
+    "--mem": frozenset({"--mem-per-cpu", "--mem-per-gpu"}),
+    "--mem-per-cpu": frozenset({"--mem", "--mem-per-gpu"}),
+    "--cpus-per-task": frozenset({"--cpus-per-gpu", "--tres-per-task"}),
+}
+# An extended resource for each generic resource of the site's; dots stand for colons: gres-gpu.a100 is gpu:a100.
+GRES_PREFIX = f"{sbatch_options.PREFIX}gres-"
+_GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    options: tuple[str, ...]
+    script: str
+    notes: tuple[str, ...]  # annotations without effect, for an event
+    asked_by: tuple[str, ...] = ()  # annotations that gave options, should Slurm refuse them
+    launch: str = AUTO
+
+
+@dataclass(frozen=True)
+class JobPlace:
+    """Where the job's files are and what it belongs to."""
+
+    cluster: str
+    cluster_id: str
+    partition: str
+    runner: Path
+    pod_dir: Path
+    log: Path
+    # For pods that do not say.
+    launch: str = BATCH
+
+
+def comment(cluster_id: str, uid: str, label: str = "") -> str:
+    return f"{MARK}:{cluster_id}:{uid} {label}".rstrip()
+
+
+def uid_of(cluster_id: str, job_comment: str) -> PodUid | None:
+    """The pod a job belongs to, or None for a job that is not of this cluster."""
+    words = job_comment.split(maxsplit=1)
+    parts = words[0].split(":") if words else []
+    return PodUid(parts[2]) if len(parts) == 3 and parts[:2] == [MARK, cluster_id] else None
+
+
+def job_request(pod: Mapping[str, Any], place: JobPlace) -> JobRequest:
+    """The sbatch call for a pod. Raises RefusedPod when an annotation asks for what would break the job."""
+    metadata, spec = pod["metadata"], pod["spec"]
+    annotations = metadata.get("annotations") or {}
+    extra, notes = sbatch_options.from_annotations(annotations)
+    notes += [
+        f"{key}: no such annotation, ignored"
+        for key in sbatch_options.unknown_annotations(annotations, _KNOWN_ANNOTATIONS)
+    ]
+    name, namespace = metadata["name"], metadata["namespace"]
+    label = f"cluster={place.cluster} pod={namespace}/{name}"
+    options = [
+        f"--job-name={name}.{namespace}.{place.cluster}",
+        f"--comment={comment(place.cluster_id, metadata['uid'], label)}",
+        "--no-requeue",
+        # The environment sbatch runs in is our own short list, so ALL hands on nothing by accident.
+        "--export=ALL",
+        f"--output={str(place.log).replace('%', '%%')}",
+        "--open-mode=append",
+        f"--chdir={place.pod_dir}",
+        f"--partition={place.partition}",
+        "--nodes=1",
+        "--ntasks=1",
+        *without_rivals(_resource_options(spec), extra),
+        # Later words win in sbatch: what the annotations say overrides what we derived.
+        *extra,
+    ]
+    used = tuple(sbatch_options.used(annotations))
+    return JobRequest(
+        tuple(options), _script(place), tuple(notes), used, launch_of(annotations, place.launch)
+    )
+
+
+def _resource_options(spec: Mapping[str, Any]) -> list[str]:
+    asked = pod_requests(spec)
+    options = [f"--cpus-per-task={max(1, quantities.ceil(asked.get('cpu', Fraction(1))))}"]
+    memory_mb = quantities.ceil(asked.get("memory", Fraction(0)) / 2**20)
+    if memory_mb > 0:  # --mem=0 would mean all of the node's memory
+        options.append(f"--mem={memory_mb}M")
+    gres = gres_of(asked)
+    if gres:
+        options.append("--gres=" + ",".join(f"{name}:{count}" for name, count in sorted(gres.items())))
+    return options
+
+
+def gres_of(asked: Mapping[str, Fraction]) -> dict[str, int]:
+    """Generic resources of Slurm by name: GPUs of either maker, and whatever is asked for by its own name there."""
+    found: dict[str, int] = {}
+    for resource, amount in asked.items():
+        name = "gpu" if resource in _GPU_RESOURCES else gres_name(resource)
+        if name and amount > 0:
+            found[name] = found.get(name, 0) + quantities.ceil(amount)
+    return found
+
+
+def asks_for_gpus(container: Mapping[str, Any]) -> bool:
+    """Whether the container is to see the job's GPUs."""
+    asked = gres_of(pod_requests({"containers": [container]}))
+    return any(name.partition(":")[0] == "gpu" for name in asked)
+
+
+def gres_name(resource: str) -> str:
+    """`slurmlet.io/gres-<name>` is the generic resource <name>; "" for all others."""
+    name = resource.removeprefix(GRES_PREFIX)
+    return "" if name == resource else name.replace(".", ":")
+
+
+def without_rivals(derived: list[str], extra: list[str]) -> list[str]:
+    """Our options less those that sbatch refuses beside one of the user's (it says "mutually exclusive")."""
+    given = {word.partition("=")[0] for word in extra}
+    if "--tres-per-task" in given and not any(
+        re.match(r"--tres-per-task=(.*,)?cpu\b", word) for word in extra
+    ):
+        given.discard("--tres-per-task")
+    return [word for word in derived if not given & _RIVALS.get(word.partition("=")[0], frozenset())]
+
+
+def _script(place: JobPlace) -> str:
+    """Paths of ours only, quoted; nothing from the manifest."""
+    # A site that signs in with a token hands it to sbatch; the pod has no business with it.
+    # Isolated, and without site: the runner needs the standard library only, and starts 3 ms earlier.
+    argv = shlex.join(["python3", "-IS", str(place.runner), str(place.pod_dir)])
+    return f"#!/bin/sh\nunset SLURM_JWT\nexec {argv}\n"

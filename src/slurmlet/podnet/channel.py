@@ -1,0 +1,64 @@
+"""Messages between a runner and its netd, over a socket pair: the frames of `protocol/wire.py`, control messages only."""
+
+from __future__ import annotations
+
+from slurmlet.linux.event_loop import Loop
+from slurmlet.linux.lean import json, socket
+from slurmlet.linux.lean.typing import Any, Callable, Dict
+from slurmlet.protocol import wire
+
+_READ_BYTES = 256 << 10
+
+OnMessage = Callable[[Dict[str, Any]], None]
+
+
+class Channel:
+    def __init__(
+        self, loop: Loop, sock: socket.socket, on_message: OnMessage, on_end: Callable[[], None]
+    ) -> None:
+        self._loop, self._socket = loop, sock
+        self._on_message, self._on_end = on_message, on_end
+        self._decoder = wire.Decoder()
+        self._out = bytearray()
+        sock.setblocking(False)
+        loop.reading(sock.fileno(), self._readable)
+
+    def send(self, type_: str, **fields: Any) -> None:
+        self.send_frame(wire.control(type_, **fields))
+
+    def send_frame(self, frame: bytes) -> None:
+        self._out += frame
+        self._flush()
+
+    def close(self) -> None:
+        if self._socket.fileno() >= 0:
+            self._loop.forget(self._socket.fileno())
+            self._socket.close()
+
+    def _flush(self) -> None:
+        if self._socket.fileno() < 0:
+            return
+        try:
+            while self._out:
+                del self._out[: self._socket.send(self._out)]
+        except BlockingIOError:
+            self._loop.writing(self._socket.fileno(), self._flush)
+            return
+        except OSError:
+            # The other end is gone; whoever reads will see.
+            self._out.clear()
+        self._loop.writing(self._socket.fileno(), None)
+
+    def _readable(self) -> None:
+        try:
+            received = self._socket.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            received = b""
+        if not received:
+            self.close()
+            self._on_end()
+            return
+        for frame in self._decoder.feed(received):
+            self._on_message(json.loads(frame.payload))

@@ -1,0 +1,47 @@
+"""All that the hub pushed, kept by the runner as it came: a new netd is told all of it again, also while the hub is away."""
+
+from __future__ import annotations
+
+from slurmlet.linux.lean.typing import Any, Dict, Iterator, Set
+
+_TABLES = ("pods", "services", "node_ports")
+_MAX_ENTRIES = 1000
+
+
+class TableLog:
+    def __init__(self) -> None:
+        self._tables: Dict[str, Dict[str, Any]] = {name: {} for name in _TABLES}
+        self._policy: Dict[str, Any] = {}
+        # Entries that a reset has yet to tell again, as in tables.py.
+        self._old: Dict[str, Set[str]] = {name: set() for name in _TABLES}
+
+    def apply(self, message: Dict[str, Any]) -> None:
+        if message.get("reset"):
+            self._old = {name: set(table) for name, table in self._tables.items()}
+            if "complete" not in message:
+                self._forget_old()
+        for name, table in self._tables.items():
+            for key, value in (message.get(name) or {}).items():
+                self._old[name].discard(key)
+                if value is None:
+                    table.pop(key, None)
+                else:
+                    table[key] = value
+        if message.get("complete"):
+            self._forget_old()
+        if "policy" in message:
+            self._policy = {"policy": message["policy"]}
+
+    def _forget_old(self) -> None:
+        for name, keys in self._old.items():
+            for key in keys:
+                del self._tables[name][key]
+            keys.clear()
+
+    def messages(self) -> Iterator[Dict[str, Any]]:
+        """What a netd that knows nothing is to be told."""
+        yield {"reset": True, **self._policy}
+        for name, table in self._tables.items():
+            keys = list(table)
+            for first in range(0, len(keys), _MAX_ENTRIES):
+                yield {name: {key: table[key] for key in keys[first : first + _MAX_ENTRIES]}}

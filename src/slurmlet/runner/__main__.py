@@ -1,7 +1,0 @@
-"""`python3 -m slurmlet.runner <pod dir>`."""
-
-import sys
-
-from slurmlet.runner.main import main
-
-sys.exit(main())

@@ -1,0 +1,1 @@
+"""What a runner needs of its node: scratch, unpacked images, child processes."""

@@ -1,0 +1,1 @@
+"""One pod in its job: claim, sandbox, link, lifecycle, report."""

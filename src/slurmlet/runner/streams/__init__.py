@@ -1,0 +1,1 @@
+"""exec, attach, port-forward and logs: streams over the link to the hub."""

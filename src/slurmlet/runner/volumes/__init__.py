@@ -1,0 +1,1 @@
+"""A pod's volumes on its node."""

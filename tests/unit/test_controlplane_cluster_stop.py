@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from slurmlet.base.errors import SlurmletError
+from slurmlet.base.files import private_dir, write_json
+from slurmlet.base.layout import ClusterFiles
+from slurmlet.controlplane.cluster_config import ClusterConfig
+from slurmlet.controlplane.cluster_jobs import cancel_all, live_jobs
+from slurmlet.controlplane.cluster_stop import down, remove_tree
+from slurmlet.controlplane.run_files import (
+    ProcessIdentity,
+    make_dirs,
+    run_files,
+    start_ticks,
+    write_supervisor,
+)
+from slurmlet.model.ids import JobId
+from slurmlet.model.slurm_values import EndedJob, Job, Partition
+
+ID = "0a1b2c3d"
+
+
+def job(number: str, comment: str, state: str = "RUNNING") -> Job:
+    return Job(JobId(number), state, "", "c1", "batch", comment)
+
+
+class FakeSlurm:
+    """Jobs end `slow` polls after they are cancelled; `late` ones appear after the first cancel."""
+
+    def __init__(self, jobs: list[Job], *, slow: int = 0, late: Sequence[Job] = ()) -> None:
+        self.held = jobs
+        self.late = list(late)
+        self.slow = slow
+        self.cancelled: list[str] = []
+
+    def jobs(self) -> list[Job]:
+        if self.cancelled:
+            self.slow -= 1
+            if self.slow < 0:
+                self.held = [job for job in self.held if job.job_id not in self.cancelled]
+        return list(self.held)
+
+    def cancel(self, job_ids: Sequence[JobId]) -> None:
+        self.cancelled += job_ids
+        self.held += self.late
+        self.late = []
+
+    def submit(self, options: Sequence[str], script: str) -> JobId:
+        raise AssertionError("nothing is submitted here")
+
+    def ended(self, job_ids: Sequence[JobId]) -> dict[JobId, EndedJob]:
+        return {}
+
+    def partitions(self) -> list[Partition]:
+        return []
+
+    def version(self) -> str:
+        return "24.11"
+
+
+def test_only_live_jobs_of_this_cluster_are_ours() -> None:
+    slurm = FakeSlurm(
+        [
+            job("1", f"slurmlet:{ID}:uid-a default/web"),
+            job("2", f"slurmlet:{ID}:uid-b", "PENDING"),
+            job("3", f"slurmlet:{ID}:uid-c", "COMPLETED"),
+            job("4", "slurmlet:ffffffff:uid-d"),
+            job("5", f"see slurmlet:{ID}:uid-e"),
+            job("6", ""),
+        ]
+    )
+    assert [found.job_id for found in live_jobs(ID, slurm)] == ["1", "2"]
+    assert cancel_all(ID, slurm) == 2
+    assert slurm.cancelled == ["1", "2"]
+
+
+def test_waits_until_jobs_are_gone_and_catches_late_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slurmlet.controlplane.cluster_jobs._AGAIN_S", 0.0)
+    monkeypatch.setattr("slurmlet.controlplane.cluster_jobs._POLL_S", 0.001)
+    slurm = FakeSlurm([job("1", f"slurmlet:{ID}:a")], slow=3, late=[job("2", f"slurmlet:{ID}:b")])
+    assert cancel_all(ID, slurm) == 2
+    assert slurm.held == []
+
+
+def test_jobs_that_never_end_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slurmlet.controlplane.cluster_jobs._POLL_S", 0.001)
+    slurm = FakeSlurm([job("77", f"slurmlet:{ID}:a")], slow=10**9)
+    with pytest.raises(SlurmletError, match="77"):
+        cancel_all(ID, slurm, limit_s=0.05)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> ClusterFiles:
+    files = ClusterFiles(tmp_path / "home" / "exp")
+    make_dirs(files)
+    ClusterConfig("exp", ID, "", "v1.36.3", "login1", (), "192.0.2.9", 1, 2, 3, "10.96.0.0/16", None).save(
+        files
+    )
+    return files
+
+
+@pytest.fixture
+def squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty queue: a real program on the PATH."""
+    binaries = private_dir(tmp_path / "bin")
+    program = binaries / "squeue"
+    program.write_text("#!/bin/sh\nexit 0\n")
+    program.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{binaries}:/usr/bin:/bin")
+    return program
+
+
+def test_leftover_component_of_a_dead_supervisor_is_ended(files: ClusterFiles, squeue: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as left:
+        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as foreign:
+            state = {"pid": left.pid, "start_ticks": start_ticks(left.pid), "restarts": 0}
+            # This number belongs to somebody else by now.
+            reused = {"pid": foreign.pid, "start_ticks": (start_ticks(foreign.pid) or 0) - 1, "restarts": 0}
+            write_json(run_files(files).components, {"etcd": state, "hub": reused})
+            done = down(files)
+            assert left.wait(1) != 0
+            assert foreign.poll() is None
+            foreign.kill()
+    assert not done.was_running
+    assert files.config.exists()
+    assert not run_files(files).components.exists()
+
+
+def test_silent_slurm_is_told_and_keeps_the_data(files: ClusterFiles, squeue: Path) -> None:
+    squeue.write_text(
+        "#!/bin/sh\necho 'slurm_load_jobs error: Unable to contact slurm controller' >&2\nexit 1\n"
+    )
+    with pytest.raises(SlurmletError, match="may still run"):
+        down(files, purge=True)
+    assert files.config.exists()
+
+
+def test_purge_removes_read_only_trees_too(files: ClusterFiles, squeue: Path) -> None:
+    deep = private_dir(files.pods / "uid" / "volume")
+    (deep / "file").write_text("x")
+    deep.chmod(0o500)
+    deep.parent.chmod(0o500)
+    assert down(files, purge=True).purged
+    assert not files.root.exists()
+    assert files.root.parent.exists()
+
+
+def test_removing_a_tree_leaves_what_its_links_point_to(tmp_path: Path) -> None:
+    outside = private_dir(tmp_path / "outside")
+    (outside / "precious").write_text("x")
+    (private_dir(tmp_path / "tree") / "link").symlink_to(outside)
+    remove_tree(tmp_path / "tree")
+    assert (outside / "precious").exists()
+
+
+def test_another_hosts_cluster_is_forgotten_by_force_only(files: ClusterFiles, squeue: Path) -> None:
+    write_supervisor(
+        run_files(files), ProcessIdentity(os.getpid(), 1, "boot", "login2"), "2026-01-01T00:00:00Z"
+    )
+    with pytest.raises(SlurmletError, match="login2"):
+        down(files)
+    down(files, force=True)
+    assert not run_files(files).supervisor.exists()

@@ -1,0 +1,182 @@
+"""The real supervisor process over small stand-ins for the upstream programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurmlet.base.files import private_dir
+from slurmlet.base.layout import ClusterFiles
+from slurmlet.controlplane import pki
+from slurmlet.controlplane.cluster_config import ClusterConfig
+from slurmlet.controlplane.component_process import next_backoff
+from slurmlet.controlplane.run_files import make_dirs, read_components, run_files, start_ticks
+from slurmlet.controlplane.supervisor import cap, rotate
+
+STAYS = '#!/bin/sh\necho "$@"\nexec sleep 300\n'
+
+
+def eventually(check: Callable[[], Any], limit_s: float = 15.0) -> Any:
+    deadline_s = time.monotonic() + limit_s
+    while not (seen := check()):
+        assert time.monotonic() < deadline_s, "not in time"
+        time.sleep(0.02)
+    return seen
+
+
+class Trial:
+    """A cluster directory, stand-in programs and the supervisor over them."""
+
+    def __init__(self, root: Path) -> None:
+        self.files = ClusterFiles(root / "home" / "exp")
+        make_dirs(self.files)
+        pki.ensure(self.files.pki, pki.leaves("login1", [], "10.96.0.0/16"))
+        ClusterConfig(
+            "exp", "0a1b2c3d", "", "v1", "login1", (), "192.0.2.9", 1, 2, 3, "10.96.0.0/16", None
+        ).save(self.files)
+        self.binaries = private_dir(root / "bin")
+        self.process: subprocess.Popen[bytes] | None = None
+        # The hub is started as `<python> -m slurmlet.hub`: a package of that name that comes first on the path.
+        hub = private_dir(root / "python" / "slurmlet") / "hub.py"
+        hub.write_text("import time\nprint('hub', flush=True)\ntime.sleep(300)\n")
+        self.python_path = root / "python"
+        (root / "python" / "slurmlet" / "__init__.py").write_text(
+            "import pkgutil\n__path__ = pkgutil.extend_path(__path__, __name__)\n"
+        )
+        for name in ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"):
+            self.program(name, STAYS)
+
+    def program(self, name: str, text: str) -> None:
+        (self.binaries / name).write_text(text)
+        (self.binaries / name).chmod(0o700)
+
+    def start(self) -> None:
+        argv = [sys.executable, "-P", "-m", "slurmlet.controlplane", str(self.files.root), str(self.binaries)]
+        log = (self.files.logs / "supervisor.log").open("ab")
+        path = os.pathsep.join([str(self.python_path), *filter(None, sys.path)])
+        self.process = subprocess.Popen(
+            argv, stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": path}, start_new_session=True
+        )
+        log.close()
+
+    def state(self, name: str) -> dict[str, Any]:
+        return read_components(run_files(self.files)).get(name, {})
+
+    def pid(self, name: str) -> int:
+        return int(eventually(lambda: self.state(name).get("pid")))
+
+    def gone(self, *pids: int) -> bool:
+        return all(start_ticks(pid) is None for pid in pids)
+
+    def close(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+
+@pytest.fixture
+def trial(tmp_path: Path) -> Iterator[Trial]:
+    made = Trial(tmp_path)
+    yield made
+    made.close()
+
+
+def test_backoff_doubles_to_its_cap_and_forgets_after_health() -> None:
+    seen, wait_s = [], 0.0
+    for _ in range(9):
+        wait_s = next_backoff(wait_s, ran_s=1.0)
+        seen.append(wait_s)
+    assert seen == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
+    assert next_backoff(30.0, ran_s=61.0) == 0.5
+
+
+def test_restarts_what_dies_and_ends_all_on_term(trial: Trial) -> None:
+    trial.start()
+    assert trial.process is not None
+    first, api, hub = trial.pid("etcd"), trial.pid("kube-apiserver"), trial.pid("hub")
+    os.kill(first, signal.SIGKILL)
+    second = eventually(lambda: trial.state("etcd").get("pid") not in (None, first) and trial.pid("etcd"))
+    assert trial.state("etcd")["restarts"] == 1
+    assert trial.state("kube-apiserver") == {**trial.state("kube-apiserver"), "pid": api, "restarts": 0}
+    # Its clients are not started while the API server is not ready.
+    assert trial.state("kube-scheduler")["pid"] is None
+    trial.process.terminate()
+    assert trial.process.wait(10) == 0
+    assert trial.gone(second, api, hub)
+    assert not run_files(trial.files).supervisor.exists()
+    told = (trial.files.logs / "supervisor.log").read_text()
+    assert told.index("stopped hub") < told.index("stopped kube-apiserver") < told.index("stopped etcd")
+
+
+def test_killed_supervisor_takes_its_components_along(trial: Trial) -> None:
+    trial.start()
+    assert trial.process is not None
+    pids = [trial.pid(name) for name in ("etcd", "kube-apiserver", "hub")]
+    trial.process.kill()
+    trial.process.wait()
+    eventually(lambda: trial.gone(*pids), 5)
+
+
+def test_hub_is_ended_for_good_on_request(trial: Trial) -> None:
+    trial.start()
+    assert trial.process is not None
+    hub = trial.pid("hub")
+    etcd = trial.pid("etcd")
+    trial.process.send_signal(signal.SIGUSR1)
+    eventually(lambda: trial.state("hub").get("held"))
+    assert trial.gone(hub)
+    time.sleep(0.8)  # longer than the first backoff
+    assert trial.state("hub")["pid"] is None
+    assert trial.state("etcd")["pid"] == etcd
+
+
+def test_taken_port_is_replaced_and_its_users_are_told(trial: Trial) -> None:
+    refuse = 'case "$*" in *127.0.0.1:2\\ *) echo "bind: address already in use" >&2; exit 1;; esac'
+    trial.program("etcd", f"#!/bin/sh\n{refuse}\nexec sleep 300\n")
+    assert json.loads(trial.files.config.read_text())["etcd_port"] == 2
+    trial.start()
+    port = eventually(lambda: (now := json.loads(trial.files.config.read_text())["etcd_port"]) != 2 and now)
+    api_log = trial.files.logs / "kube-apiserver.log"
+    eventually(lambda: f"--etcd-servers=https://127.0.0.1:{port} " in api_log.read_text())
+    eventually(lambda: trial.state("etcd").get("pid"))
+    assert "--etcd-servers=https://127.0.0.1:2 " in api_log.read_text().splitlines()[0]
+
+
+def test_second_supervisor_leaves_at_once(trial: Trial) -> None:
+    trial.start()
+    trial.pid("etcd")
+    argv = [sys.executable, "-P", "-m", "slurmlet.controlplane", str(trial.files.root), str(trial.binaries)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=20, check=False)
+    assert done.returncode == 1
+    assert "another supervisor" in done.stdout
+
+
+def test_components_do_not_inherit_blocked_signals(trial: Trial) -> None:
+    trial.start()
+    status = Path(f"/proc/{trial.pid('etcd')}/status").read_text()
+    blocked = next(line.split()[1] for line in status.splitlines() if line.startswith("SigBlk"))
+    assert int(blocked, 16) == 0
+
+
+def test_logs_are_rotated_and_capped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "etcd.log"
+    rotate(log)
+    log.write_text("first run")
+    rotate(log)
+    assert not log.exists()
+    assert (tmp_path / "etcd.log.1").read_text() == "first run"
+    monkeypatch.setattr("slurmlet.controlplane.supervisor._LOG_CAP_BYTES", 10)
+    with log.open("ab", buffering=0) as writer:
+        writer.write(b"more than ten bytes")
+        cap(log)
+        writer.write(b"next")
+    assert log.read_bytes() == b"next"

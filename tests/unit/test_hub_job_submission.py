@@ -1,0 +1,211 @@
+"""A pod becomes one job, whatever happens in between."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurmlet.base.errors import RefusedPod
+from slurmlet.base.files import read_json, write_json
+from slurmlet.base.processes import CommandError
+from slurmlet.hub.hub_settings import Settings
+from slurmlet.hub.jobs import job_watch
+from slurmlet.hub.jobs.job_watch import SlurmWatch
+from slurmlet.hub.pods.job_submission import Submitter
+from slurmlet.hub.runner_credentials import RunnerAuthority
+from slurmlet.model.ids import PodUid
+from tests.unit.hub_making import FakeScheduler, make_job, make_settings
+from tests.unit.loopback import make_keys
+
+UID = PodUid("u-1")
+POD: dict[str, Any] = {
+    "metadata": {"name": "p", "namespace": "ns", "uid": "u-1"},
+    "spec": {"containers": [{"name": "c", "image": "i"}]},
+}
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setattr(job_watch, "_SHORTEST_S", 0.001)
+    make_keys(tmp_path / "pki")
+    return make_settings(tmp_path)
+
+
+def submit_with(
+    settings: Settings, slurm: FakeScheduler, scenario: Callable[[Submitter], Awaitable[None]]
+) -> None:
+    """A fresh hub: nothing in memory but what Slurm and the directory tell."""
+
+    async def run() -> None:
+        watch = SlurmWatch(settings, slurm, lambda: None)
+        task = asyncio.create_task(watch.run())
+        try:
+            await watch.refresh()
+            await asyncio.wait_for(scenario(Submitter(settings, slurm, watch, RunnerAuthority(settings))), 2)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+def test_a_pod_is_submitted_with_all_its_runner_needs(settings: Settings) -> None:
+    slurm, files = FakeScheduler(), settings.files.pod(UID)
+
+    def at_sbatch() -> None:
+        assert set(read_json(files.job)) == {"intent_at"}, "the intent is on disk before sbatch runs"
+        assert files.credential.stat().st_mode & 0o777 == 0o600
+        assert files.root.stat().st_mode & 0o777 == 0o700
+
+    slurm.on_submit = at_sbatch
+
+    async def scenario(submitter: Submitter) -> None:
+        assert submitter.known_job(UID) is None
+        assert (await submitter.submit(UID, submitter.request(POD, "batch"))).job_id == "101"
+        assert read_json(files.job)["job_id"] == "101"
+        assert submitter.known_job(UID) == "101"
+
+    submit_with(settings, slurm, scenario)
+    ((options, script),) = slurm.submitted
+    assert f"--comment=slurmlet:deadbeef:{UID} cluster=default pod=ns/p" in options
+    assert f"--output={files.job_log}" in options
+    assert script.endswith(f"{settings.files.runner} {files.root}\n")
+
+
+def crash() -> None:
+    raise SystemError("the hub is killed in the middle of sbatch")
+
+
+def test_a_job_that_a_dead_hub_submitted_is_found_and_not_submitted_again(settings: Settings) -> None:
+    slurm = FakeScheduler()
+    slurm.on_submit = crash
+
+    async def dies(submitter: Submitter) -> None:
+        with pytest.raises(SystemError):
+            await submitter.submit(UID, submitter.request(POD, "batch"))
+
+    submit_with(settings, slurm, dies)
+    slurm.on_submit = lambda: None
+    slurm.queue = [make_job("77", state="PENDING")]  # sbatch had come through
+
+    async def comes_back(submitter: Submitter) -> None:
+        assert submitter.known_job(UID) == "77"
+        assert (await submitter.submit(UID, submitter.request(POD, "batch"))).job_id == "77"
+        assert read_json(settings.files.pod(UID).job)["job_id"] == "77"
+
+    submit_with(settings, slurm, comes_back)
+    assert len(slurm.submitted) == 1
+
+
+def test_an_intent_that_never_reached_slurm_is_carried_out(settings: Settings) -> None:
+    slurm = FakeScheduler()
+    settings.files.pod(UID).root.mkdir(parents=True)
+    write_json(settings.files.pod(UID).job, {"intent_at": "2026-01-01T00:00:00Z"})
+
+    async def scenario(submitter: Submitter) -> None:
+        assert (await submitter.submit(UID, submitter.request(POD, "batch"))).job_id == "101"
+
+    submit_with(settings, slurm, scenario)
+    assert slurm.looks >= 2, "Slurm is asked before a second attempt"
+
+
+def test_a_job_that_appears_while_the_hub_asks_is_taken(settings: Settings) -> None:
+    """The look that counts begins after the attempt: the first one, at the start of the hub, saw nothing."""
+    slurm = FakeScheduler()
+    settings.files.pod(UID).root.mkdir(parents=True)
+    write_json(settings.files.pod(UID).job, {"intent_at": "2026-01-01T00:00:00Z"})
+
+    async def scenario(submitter: Submitter) -> None:
+        slurm.queue = [make_job("77")]
+        assert (await submitter.submit(UID, submitter.request(POD, "batch"))).job_id == "77"
+
+    submit_with(settings, slurm, scenario)
+    assert slurm.submitted == []
+
+
+def test_when_slurm_is_away_the_intent_stays_for_the_next_attempt(settings: Settings) -> None:
+    slurm = FakeScheduler()
+
+    def away() -> None:
+        raise CommandError(["sbatch"], 1, "Unable to contact slurm controller", transient=True)
+
+    slurm.on_submit = away
+
+    async def scenario(submitter: Submitter) -> None:
+        with pytest.raises(CommandError):
+            await submitter.submit(UID, submitter.request(POD, "batch"))
+        assert set(read_json(settings.files.pod(UID).job)) == {"intent_at"}
+        # It had come through after all: the answer was lost, not the job.
+        slurm.queue = [make_job("77")]
+        assert (await submitter.submit(UID, submitter.request(POD, "batch"))).job_id == "77"
+
+    submit_with(settings, slurm, scenario)
+    assert len(slurm.submitted) == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            "sbatch: error: invalid partition specified: nope\n"
+            "sbatch: error: Batch job submission failed: Invalid partition name specified",
+            "invalid partition specified: nope; Batch job submission failed: Invalid partition name specified",
+        ),
+        ("sbatch: fatal: --mem and --mem-per-cpu are exclusive.", "--mem and --mem-per-cpu are exclusive."),
+        ("", "sbatch failed (1): it said nothing"),
+    ],
+)  # fmt: skip
+def test_what_slurm_refuses_is_refused_in_its_words_and_leaves_no_intent(
+    settings: Settings, said: str, told: str
+) -> None:
+    slurm = FakeScheduler()
+
+    def refuse() -> None:
+        raise CommandError(["sbatch"], 1, said)
+
+    slurm.on_submit = refuse
+
+    async def scenario(submitter: Submitter) -> None:
+        with pytest.raises(RefusedPod) as refused:
+            await submitter.submit(UID, submitter.request(POD, "batch"))
+        assert (refused.value.message, refused.value.reason) == (told, "SlurmRefused")
+        assert not settings.files.pod(UID).job.exists()
+
+    submit_with(settings, slurm, scenario)
+
+
+def test_no_more_than_a_few_sbatch_run_at_once(settings: Settings) -> None:
+    slurm, lock, running, most = FakeScheduler(), threading.Lock(), 0, 0
+
+    def slow() -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.01)
+        with lock:
+            running -= 1
+
+    slurm.on_submit = slow
+
+    async def scenario(submitter: Submitter) -> None:
+        request = submitter.request(POD, "batch")
+        await asyncio.gather(*(submitter.submit(PodUid(f"u-{number}"), request) for number in range(20)))
+
+    submit_with(settings, slurm, scenario)
+    assert len(slurm.submitted) == 20
+    assert most <= settings.sbatch_at_once
+
+
+def test_the_credential_of_a_pod_is_made_once(settings: Settings) -> None:
+    authority, files = RunnerAuthority(settings), settings.files.pod(UID)
+    authority.equip(files, UID)
+    first = files.credential.read_bytes()
+    authority.equip(files, UID)
+    assert files.credential.read_bytes() == first

@@ -1,0 +1,181 @@
+"""Nodes and their leases as written to a scripted API server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from slurmlet.hub.nodes.partition_node_controller import NodeKeeper
+from slurmlet.kube.events import EventRecorder
+from slurmlet.model.partition_node import HubFacts
+from slurmlet.model.slurm_values import Partition
+from tests.unit.hub_making import FakeScheduler, make_settings
+from tests.unit.loopback import Api, api_server, make_keys, until
+
+NODES = "/api/v1/nodes"
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+BATCH = Partition("batch", True, True, "infinite", 3, 3, 48, 16, 18000, 6000, 0)
+SHORT = replace(BATCH, name="short", default=False)
+FACTS = HubFacts("10.0.0.1", "login", 40123, "24.11.5", "v1.36.3", "0.1.0", "deadbeef")
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_keys(tmp_path_factory.mktemp("pki"))
+
+
+def node(name: str, *taints: str) -> dict[str, Any]:
+    metadata = {"name": name, "uid": f"uid-{name}", "resourceVersion": "5"}
+    return {
+        "metadata": metadata,
+        "spec": {"taints": [{"key": key, "effect": "NoSchedule"} for key in taints]},
+    }
+
+
+class Rig:
+    """What is written, and a server that answers with whole objects as the real one does."""
+
+    def __init__(self, api: Api) -> None:
+        self.api, self.slurm = api, FakeScheduler()
+        self.slurm.listed_partitions = [BATCH]
+        self.taints: tuple[str, ...] = ()
+        self.present = False
+        api.on("GET", NODES, {"metadata": {"resourceVersion": "5"}, "items": []})
+        api.on("POST", NODES, self._make)
+        api.on("POST", LEASES, self._make)
+        api.on("PATCH", "*", self._change)
+
+    async def _make(self, request: web.Request) -> web.Response:
+        name = (await request.json())["metadata"]["name"]
+        if self.present:
+            return web.json_response({"message": "already exists"}, status=409)
+        return web.json_response(node(name, *self.taints), status=201)
+
+    async def _change(self, request: web.Request) -> web.Response:
+        name = request.path.removesuffix("/status").rpartition("/")[2]
+        return web.json_response(node(name, *self.taints))
+
+    def patches(self, path: str) -> list[Any]:
+        return [body for _, body in self.api.seen("PATCH", path)]
+
+
+def kept(
+    keys: Path,
+    scenario: Callable[[Rig, NodeKeeper], Awaitable[None]],
+    begin: Callable[[Rig], None] = lambda _: None,
+    **changes: object,
+) -> None:
+    async def run() -> None:
+        settings = make_settings(keys.parent, partition_poll_s=0.02, lease_renew_s=0.02, **changes)
+        async with api_server(keys) as api:
+            rig = Rig(api)
+            begin(rig)
+            keeper = NodeKeeper(settings, api.client, rig.slurm, EventRecorder(api.client, "login"), FACTS)
+            task = asyncio.create_task(keeper.run())
+            try:
+                await scenario(rig, keeper)
+                assert not task.done()
+            finally:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+def test_a_partition_becomes_a_node_with_a_status_and_a_lease(keys: Path) -> None:
+    async def scenario(rig: Rig, keeper: NodeKeeper) -> None:
+        await until(lambda: len(rig.patches(f"{LEASES}/batch")) >= 2)
+        ((_, made),) = rig.api.seen("POST", NODES)
+        assert made["metadata"]["labels"]["slurmlet.io/partition"] == "batch"
+        (status,) = rig.patches(f"{NODES}/batch/status")
+        assert status["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"] == 40123
+        ((_, lease),) = rig.api.seen("POST", LEASES)
+        assert lease["spec"]["holderIdentity"] == "batch"
+        times = [one["spec"]["renewTime"] for one in rig.patches(f"{LEASES}/batch")]
+        assert times == sorted(set(times)), "each renewal is later than the one before"
+        assert keeper.partition_of("batch") == BATCH
+        assert keeper.partition_of("other") is None
+
+    kept(keys, scenario)
+
+
+def test_a_node_and_a_lease_that_are_there_already_are_taken_over(keys: Path) -> None:
+    async def scenario(rig: Rig, keeper: NodeKeeper) -> None:
+        await until(lambda: rig.patches(f"{LEASES}/batch"))
+        (change,) = rig.patches(f"{NODES}/batch")
+        assert set(change) == {"metadata"}, "taints stay as people set them"
+        assert len(rig.patches(f"{NODES}/batch/status")) == 1
+
+    def begin(rig: Rig) -> None:
+        rig.present = True
+
+    kept(keys, scenario, begin)
+
+
+def test_the_taint_of_a_new_node_is_taken_off_and_others_stay(keys: Path) -> None:
+    async def scenario(rig: Rig, keeper: NodeKeeper) -> None:
+        await until(lambda: rig.patches(f"{NODES}/batch"))
+        change = rig.patches(f"{NODES}/batch")[0]
+        assert change["spec"] == {"taints": [{"key": "mine", "effect": "NoSchedule"}]}
+
+    def begin(rig: Rig) -> None:
+        rig.taints = ("node.kubernetes.io/not-ready", "mine")
+
+    kept(keys, scenario, begin)
+
+
+def test_a_node_that_is_not_ready_keeps_its_taint(keys: Path) -> None:
+    async def scenario(rig: Rig, keeper: NodeKeeper) -> None:
+        await until(lambda: rig.patches(f"{NODES}/batch/status"))
+        await until(lambda: len(rig.api.seen("GET", NODES)) >= 2)
+        assert rig.patches(f"{NODES}/batch") == []
+
+    def begin(rig: Rig) -> None:
+        rig.taints = ("node.kubernetes.io/not-ready",)
+        rig.slurm.listed_partitions = [replace(BATCH, up=False)]
+
+    kept(keys, scenario, begin)
+
+
+def test_only_chosen_partitions_become_nodes(keys: Path) -> None:
+    async def scenario(rig: Rig, keeper: NodeKeeper) -> None:
+        await until(lambda: rig.patches(f"{NODES}/short/status"))
+        assert [body["metadata"]["name"] for _, body in rig.api.seen("POST", NODES)] == ["short"]
+        assert keeper.partition_of("batch") is None
+
+    def begin(rig: Rig) -> None:
+        rig.slurm.listed_partitions = [BATCH, SHORT]
+
+    kept(keys, scenario, begin, partitions=frozenset({"short"}))
+
+
+def test_nodes_of_partitions_that_are_gone_are_removed_and_no_others(keys: Path) -> None:
+    async def scenario(rig: Rig, keeper: NodeKeeper) -> None:
+        await until(lambda: rig.api.seen("DELETE", f"{NODES}/old"))
+        assert rig.api.seen("DELETE", f"{NODES}/batch") == []
+        asked = {query.get("labelSelector") for query, _ in rig.api.seen("GET", NODES)}
+        assert asked == {"slurmlet.io/kind=partition"}, "nodes that are not ours are not even looked at"
+
+    def begin(rig: Rig) -> None:
+        rig.api.on(
+            "GET", NODES, {"metadata": {"resourceVersion": "5"}, "items": [node("batch"), node("old")]}
+        )
+        rig.api.on("DELETE", f"{NODES}/old", {})
+
+    kept(keys, scenario, begin)
+
+
+def test_an_unchanged_partition_is_not_written_again(keys: Path) -> None:
+    async def scenario(rig: Rig, keeper: NodeKeeper) -> None:
+        await until(lambda: len(rig.api.seen("GET", NODES)) >= 3)
+        assert len(rig.patches(f"{NODES}/batch/status")) == 1
+        rig.slurm.listed_partitions = [replace(BATCH, nodes_usable=0)]
+        await until(lambda: len(rig.patches(f"{NODES}/batch/status")) == 2)
+
+    kept(keys, scenario)
