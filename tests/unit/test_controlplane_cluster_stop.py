@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,8 @@ from slurmlet.controlplane.run_files import (
     write_supervisor,
 )
 from slurmlet.model.ids import JobId
-from slurmlet.model.slurm_values import EndedJob, Job, Partition
+from slurmlet.model.slurm_values import Job
+from slurmlet.slurm.fake import FakeSlurm
 
 ID = "0a1b2c3d"
 
@@ -31,50 +31,20 @@ def job(number: str, comment: str, state: str = "RUNNING") -> Job:
     return Job(JobId(number), state, "", "c1", "batch", comment)
 
 
-class FakeSlurm:
-    """Jobs end `slow` polls after they are cancelled; `late` ones appear after the first cancel."""
-
-    def __init__(self, jobs: list[Job], *, slow: int = 0, late: Sequence[Job] = ()) -> None:
-        self.held = jobs
-        self.late = list(late)
-        self.slow = slow
-        self.cancelled: list[str] = []
-
-    def jobs(self) -> list[Job]:
-        if self.cancelled:
-            self.slow -= 1
-            if self.slow < 0:
-                self.held = [job for job in self.held if job.job_id not in self.cancelled]
-        return list(self.held)
-
-    def cancel(self, job_ids: Sequence[JobId]) -> None:
-        self.cancelled += job_ids
-        self.held += self.late
-        self.late = []
-
-    def submit(self, options: Sequence[str], script: str) -> JobId:
-        raise AssertionError("nothing is submitted here")
-
-    def ended(self, job_ids: Sequence[JobId]) -> dict[JobId, EndedJob]:
-        return {}
-
-    def partitions(self) -> list[Partition]:
-        return []
-
-    def version(self) -> str:
-        return "24.11"
+def slurm_with(*jobs: Job) -> FakeSlurm:
+    slurm = FakeSlurm()
+    slurm.queue = list(jobs)
+    return slurm
 
 
 def test_only_live_jobs_of_this_cluster_are_ours() -> None:
-    slurm = FakeSlurm(
-        [
-            job("1", f"slurmlet:{ID}:uid-a default/web"),
-            job("2", f"slurmlet:{ID}:uid-b", "PENDING"),
-            job("3", f"slurmlet:{ID}:uid-c", "COMPLETED"),
-            job("4", "slurmlet:ffffffff:uid-d"),
-            job("5", f"see slurmlet:{ID}:uid-e"),
-            job("6", ""),
-        ]
+    slurm = slurm_with(
+        job("1", f"slurmlet:{ID}:uid-a default/web"),
+        job("2", f"slurmlet:{ID}:uid-b", "PENDING"),
+        job("3", f"slurmlet:{ID}:uid-c", "COMPLETED"),
+        job("4", "slurmlet:ffffffff:uid-d"),
+        job("5", f"see slurmlet:{ID}:uid-e"),
+        job("6", ""),
     )
     assert [found.job_id for found in live_jobs(ID, slurm)] == ["1", "2"]
     assert cancel_all(ID, slurm) == 2
@@ -84,14 +54,24 @@ def test_only_live_jobs_of_this_cluster_are_ours() -> None:
 def test_waits_until_jobs_are_gone_and_catches_late_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slurmlet.controlplane.cluster_jobs._AGAIN_S", 0.0)
     monkeypatch.setattr("slurmlet.controlplane.cluster_jobs._POLL_S", 0.001)
-    slurm = FakeSlurm([job("1", f"slurmlet:{ID}:a")], slow=3, late=[job("2", f"slurmlet:{ID}:b")])
+    slurm = slurm_with(job("1", f"slurmlet:{ID}:a"))
+    slurm.cancels_at_once = False
+
+    def pass_time() -> None:
+        if slurm.looks == 2:
+            slurm.queue.append(job("2", f"slurmlet:{ID}:b"))
+        if slurm.looks == 4:
+            slurm.cancels_at_once = True
+
+    slurm.hooks["jobs"] = pass_time
     assert cancel_all(ID, slurm) == 2
-    assert slurm.held == []
+    assert {one.state for one in slurm.queue} == {"CANCELLED"}
 
 
 def test_jobs_that_never_end_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slurmlet.controlplane.cluster_jobs._POLL_S", 0.001)
-    slurm = FakeSlurm([job("77", f"slurmlet:{ID}:a")], slow=10**9)
+    slurm = slurm_with(job("77", f"slurmlet:{ID}:a"))
+    slurm.cancels_at_once = False
     with pytest.raises(SlurmletError, match="77"):
         cancel_all(ID, slurm, limit_s=0.05)
 

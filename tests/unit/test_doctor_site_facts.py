@@ -17,7 +17,8 @@ import pytest
 from slurmlet.base.processes import run
 from slurmlet.doctor import probe, probe_network, site_facts
 from slurmlet.doctor.reachability import beacon
-from slurmlet.slurm import probing
+from slurmlet.slurm import configuration, task
+from slurmlet.slurm.environment import command_environment
 
 KEYS = {
     "host", "kernel", "machine", "python", "python_path", "user_namespace", "network_namespace", "subuids", "tun", "fuse",
@@ -159,7 +160,7 @@ def test_slurms_configuration_is_read() -> None:
         "SLURM_VERSION           = 24.11.5\nSchedulerParameters     = a=1,b=2\nX11Parameters           = (null)\n\n"
         "Cgroup Support Configuration:\nSlurmctld(primary) at login is UP\n"
     )
-    assert probing.parse_config(text) == {
+    assert configuration.parse_config(text) == {
         "AccountingStorageType": "accounting_storage/slurmdbd",
         "SLURM_VERSION": "24.11.5",
         "SchedulerParameters": "a=1,b=2",
@@ -168,7 +169,7 @@ def test_slurms_configuration_is_read() -> None:
 
 
 def test_the_environment_of_an_allocation_is_left_behind() -> None:
-    kept = probing.environment(
+    kept = command_environment(
         {
             "PATH": "/bin",
             "SLURM_JOB_ID": "7",
@@ -183,18 +184,18 @@ def test_the_environment_of_an_allocation_is_left_behind() -> None:
 @pytest.mark.parametrize(
     ("script", "expected"),
     [
-        ("cat >/dev/null; echo 'slurmlet-probe {}'", probing.ProbeJob(output="slurmlet-probe {}\n")),
+        ("cat >/dev/null; echo 'slurmlet-probe {}'", task.ProbeJob(output="slurmlet-probe {}\n")),
         (
             "echo 'srun: error: invalid partition specified: x' >&2; echo 'srun: error: Unable to allocate' >&2; exit 1",
-            probing.ProbeJob(problem="srun: error: invalid partition specified: x"),
+            task.ProbeJob(problem="srun: error: invalid partition specified: x"),
         ),
-        ("sleep 20", probing.ProbeJob(problem="no answer within 0.5 s", timed_out=True)),
+        ("sleep 20", task.ProbeJob(problem="no answer within 0.5 s", timed_out=True)),
     ],
 )
 def test_what_srun_says(
-    script: str, expected: probing.ProbeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: str, expected: task.ProbeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "srun").write_text(f"#!/bin/sh\n{script}\n")
     (tmp_path / "srun").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert probing.run_on_node("pass", partition="p; rm -rf /", wait_s=0.5) == expected
+    assert task.run_on_node("pass", partition="p; rm -rf /", wait_s=0.5) == expected

@@ -26,7 +26,8 @@ from slurmlet.hub.runner_credentials import NODE_NAME_PREFIX, RunnerAuthority
 from slurmlet.hub.runner_links import LinkServer
 from slurmlet.model.ids import JobId, PodUid
 from slurmlet.model.job_states import RUNNING, Fate, Stage
-from tests.unit.hub_making import FakeScheduler, make_settings
+from slurmlet.slurm.fake import FakeSlurm
+from tests.unit.hub_making import make_settings
 from tests.unit.loopback import make_keys, until
 
 POD: dict[str, Any] = {
@@ -143,7 +144,7 @@ def lane_with(settings: Settings) -> tuple[AgentLane, Agent, FakeLink, Agents]:
     agents = Agents()
     agent, link = agents.expect("n1", JobId("12")), FakeLink()
     agent.link = link  # type: ignore[assignment]
-    watch = SlurmWatch(settings, FakeScheduler(), lambda: None)
+    watch = SlurmWatch(settings, FakeSlurm(), lambda: None)
     return AgentLane(settings, agents, RunnerAuthority(settings), watch), agent, link, agents
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,9 +21,11 @@ from slurmlet.hub.pods.immediate_launch import Launcher, LaunchKeeper
 from slurmlet.hub.pods.job_submission import Submitted, Submitter
 from slurmlet.hub.runner_credentials import RunnerAuthority
 from slurmlet.model.ids import JobId, PodUid
+from slurmlet.model.slurm_values import JobSpec
 from slurmlet.slurm import immediate
+from slurmlet.slurm.fake import FakeSlurm
 from slurmlet.slurm.immediate import LaunchFailed, NotNow, Site
-from tests.unit.hub_making import FakeScheduler, make_job, make_settings
+from tests.unit.hub_making import make_job, make_settings
 from tests.unit.loopback import make_keys
 
 UID = PodUid("u-1")
@@ -47,18 +50,18 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
 class Hub:
     """What a scenario needs; `answer` is what an attempt to start at once comes to."""
 
-    def __init__(self, settings: Settings, slurm: FakeScheduler) -> None:
+    def __init__(self, settings: Settings, slurm: FakeSlurm) -> None:
         self.settings, self.slurm = settings, slurm
         self.watch = SlurmWatch(settings, slurm, lambda: None)
-        self.launcher = Launcher(settings, self.watch)
+        self.launcher = Launcher(settings, slurm, self.watch)
         self.launcher.site = Site("libslurm.so")
         self.submitter = Submitter(settings, slurm, self.watch, RunnerAuthority(settings), self.launcher)
-        self.attempts: list[list[str]] = []
+        self.attempts: list[JobSpec] = []
         self.answer: JobId | Exception = JobId("7")
         self.launcher._start = self._start  # type: ignore[assignment, method-assign]
 
-    def _start(self, options: list[str], _task: list[str]) -> JobId:
-        self.attempts.append(options)
+    def _start(self, spec: JobSpec, _task: list[str]) -> JobId:
+        self.attempts.append(spec)
         note = read_json(self.settings.files.pod(UID).job)
         assert note["lane"] == "immediate", "what is tried is on disk before it is tried"
         if isinstance(self.answer, Exception):
@@ -70,7 +73,7 @@ class Hub:
         return await self.submitter.submit(UID, request, looks_free)
 
 
-def within(settings: Settings, slurm: FakeScheduler, scenario: Callable[[Hub], Awaitable[None]]) -> None:
+def within(settings: Settings, slurm: FakeSlurm, scenario: Callable[[Hub], Awaitable[None]]) -> None:
     async def run() -> None:
         hub = Hub(settings, slurm)
         task = asyncio.create_task(hub.watch.run())
@@ -87,11 +90,11 @@ def within(settings: Settings, slurm: FakeScheduler, scenario: Callable[[Hub], A
 
 
 def test_a_free_site_starts_a_pod_at_once(settings: Settings) -> None:
-    slurm = FakeScheduler()
+    slurm = FakeSlurm()
 
     async def scenario(hub: Hub) -> None:
         assert await hub.submit() == Submitted(JobId("7"), at_once=True)
-        assert f"--comment=slurmlet:deadbeef:{UID} cluster=default pod=ns/p" in hub.attempts[0]
+        assert hub.attempts[0].comment == f"slurmlet:deadbeef:{UID} cluster=default pod=ns/p"
         note = read_json(settings.files.pod(UID).job)
         assert (note["job_id"], note["lane"]) == ("7", "immediate")
 
@@ -115,11 +118,11 @@ def test_who_is_tried(settings: Settings, looks_free: bool, annotations: dict[st
         done = await hub.submit(looks_free, **annotations)
         assert (len(hub.attempts), done.at_once) == (int(tried), tried)
 
-    within(settings, FakeScheduler(), scenario)
+    within(settings, FakeSlurm(), scenario)
 
 
 def test_where_jobs_wait_for_resources_nobody_is_tried(settings: Settings) -> None:
-    slurm = FakeScheduler()
+    slurm = FakeSlurm()
     slurm.queue = [make_job("5", uid="other", state="PENDING", reason="Resources")]
 
     async def scenario(hub: Hub) -> None:
@@ -130,7 +133,7 @@ def test_where_jobs_wait_for_resources_nobody_is_tried(settings: Settings) -> No
 
 
 def test_a_refusal_goes_to_sbatch_at_once_and_the_next_pod_does_not_ask(settings: Settings) -> None:
-    slurm = FakeScheduler()
+    slurm = FakeSlurm()
 
     async def scenario(hub: Hub) -> None:
         hub.answer = NotNow("Requested nodes are busy")
@@ -145,9 +148,9 @@ def test_a_refusal_goes_to_sbatch_at_once_and_the_next_pod_does_not_ask(settings
 
 
 def test_what_a_refusal_leaves_in_the_queue_is_not_the_pods_job(settings: Settings) -> None:
-    slurm = FakeScheduler()
+    slurm = FakeSlurm()
     refused = make_job("5", state="FAILED", reason="BadConstraints")
-    slurm.queue = [type(refused)(*{**vars(refused), "nodes": ""}.values())]
+    slurm.queue = [replace(refused, nodes="")]
 
     async def scenario(hub: Hub) -> None:
         assert hub.submitter.known_job(UID) is None
@@ -156,7 +159,7 @@ def test_what_a_refusal_leaves_in_the_queue_is_not_the_pods_job(settings: Settin
 
 
 def test_a_start_that_fails_is_another_job_s_turn(settings: Settings) -> None:
-    slurm = FakeScheduler()
+    slurm = FakeSlurm()
 
     async def scenario(hub: Hub) -> None:
         hub.answer = LaunchFailed(JobId("7"), "Task launch failed")
@@ -176,7 +179,7 @@ def test_a_start_that_only_seems_to_fail_counts(settings: Settings) -> None:
         assert (await hub.submit()).job_id == "7"
         assert hub.slurm.submitted == []
 
-    within(settings, FakeScheduler(), scenario)
+    within(settings, FakeSlurm(), scenario)
 
 
 def test_a_site_without_a_way_says_so_once(settings: Settings) -> None:
@@ -186,7 +189,7 @@ def test_a_site_without_a_way_says_so_once(settings: Settings) -> None:
         assert hub.launcher.chooses(request, True) == (False, "no library")
         assert hub.launcher.chooses(request, True) == (False, "")
 
-    within(settings, FakeScheduler(), scenario)
+    within(settings, FakeSlurm(), scenario)
 
 
 class Ends:
@@ -196,8 +199,8 @@ class Ends:
         self.with_step: set[JobId] = set()
         self.status: int | None = None
         self.completed: list[tuple[JobId, int]] = []
-        monkeypatch.setattr(immediate, "steps", lambda _environment: self.with_step)
-        monkeypatch.setattr(immediate, "step_status", lambda _job, _environment: self.status)
+        monkeypatch.setattr(immediate, "steps", lambda: self.with_step)
+        monkeypatch.setattr(immediate, "step_status", lambda _job: self.status)
         monkeypatch.setattr(
             immediate,
             "complete",
@@ -206,7 +209,7 @@ class Ends:
 
 
 def kept(
-    settings: Settings, slurm: FakeScheduler, *, looks: int = 2, linked: bool = False
+    settings: Settings, slurm: FakeSlurm, *, looks: int = 2, linked: bool = False
 ) -> list[tuple[PodUid, JobId]]:
     """What a keeper disowned after some looks."""
     disowned: list[tuple[PodUid, JobId]] = []
@@ -223,8 +226,8 @@ def kept(
 
 
 @pytest.fixture
-def running(settings: Settings) -> FakeScheduler:
-    slurm, files = FakeScheduler(), settings.files.pod(UID)
+def running(settings: Settings) -> FakeSlurm:
+    slurm, files = FakeSlurm(), settings.files.pod(UID)
     slurm.queue = [make_job("7")]
     files.root.mkdir(parents=True)
     write_json(files.job, {"job_id": "7", "lane": "immediate"})
@@ -233,7 +236,7 @@ def running(settings: Settings) -> FakeScheduler:
 
 
 def test_a_job_that_outlived_its_step_ends_with_the_pods_exit_code(
-    settings: Settings, running: FakeScheduler, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, running: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ends = Ends(monkeypatch)
     write_json(settings.files.pod(UID).report, {"phase": "Done", "exit_code": 3})
@@ -245,7 +248,7 @@ def test_a_job_that_outlived_its_step_ends_with_the_pods_exit_code(
 
 
 def test_without_a_last_word_the_step_s_own_end_counts(
-    settings: Settings, running: FakeScheduler, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, running: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ends = Ends(monkeypatch)
     ends.status = 9
@@ -254,7 +257,7 @@ def test_without_a_last_word_the_step_s_own_end_counts(
 
 
 def test_what_nobody_can_tell_is_cancelled(
-    settings: Settings, running: FakeScheduler, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, running: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Ends(monkeypatch)
     kept(settings, running)
@@ -262,7 +265,7 @@ def test_what_nobody_can_tell_is_cancelled(
 
 
 def test_an_allocation_whose_pod_never_began_is_ended_and_the_pod_gets_another(
-    settings: Settings, running: FakeScheduler, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, running: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Ends(monkeypatch)
     claim = settings.files.pod(UID).claim
@@ -274,7 +277,7 @@ def test_an_allocation_whose_pod_never_began_is_ended_and_the_pod_gets_another(
 
 @pytest.mark.parametrize("srun_at_work", [False, True])
 def test_a_step_in_which_nobody_ever_began_is_ended_too(
-    settings: Settings, running: FakeScheduler, monkeypatch: pytest.MonkeyPatch, srun_at_work: bool
+    settings: Settings, running: FakeSlurm, monkeypatch: pytest.MonkeyPatch, srun_at_work: bool
 ) -> None:
     """Left by an srun that was killed in the middle of its work: Slurm counts it as running, no host knows it."""
     Ends(monkeypatch).with_step = {JobId("7")}
@@ -289,7 +292,7 @@ def test_a_step_in_which_nobody_ever_began_is_ended_too(
 
 @pytest.mark.parametrize("why", ["step", "link", "batch"])
 def test_what_is_well_is_left_alone(
-    settings: Settings, running: FakeScheduler, monkeypatch: pytest.MonkeyPatch, why: str
+    settings: Settings, running: FakeSlurm, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     ends = Ends(monkeypatch)
     if why == "step":

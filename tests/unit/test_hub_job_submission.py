@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from slurmlet.base.errors import RefusedPod
+from slurmlet.base.errors import RefusedPod, SlurmError
 from slurmlet.base.files import read_json, write_json
-from slurmlet.base.processes import CommandError
+from slurmlet.base.processes import Completed
 from slurmlet.hub.hub_settings import Settings
 from slurmlet.hub.jobs import job_watch
 from slurmlet.hub.jobs.job_watch import SlurmWatch
 from slurmlet.hub.pods.job_submission import Submitter
 from slurmlet.hub.runner_credentials import RunnerAuthority
 from slurmlet.model.ids import PodUid
-from tests.unit.hub_making import FakeScheduler, make_job, make_settings
+from slurmlet.slurm.fake import FakeSlurm, away
+from slurmlet.slurm.refusals import slurm_error
+from tests.unit.hub_making import make_job, make_settings
 from tests.unit.loopback import make_keys
 
 UID = PodUid("u-1")
@@ -38,7 +38,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
 
 
 def submit_with(
-    settings: Settings, slurm: FakeScheduler, scenario: Callable[[Submitter], Awaitable[None]]
+    settings: Settings, slurm: FakeSlurm, scenario: Callable[[Submitter], Awaitable[None]]
 ) -> None:
     """A fresh hub: nothing in memory but what Slurm and the directory tell."""
 
@@ -56,14 +56,14 @@ def submit_with(
 
 
 def test_a_pod_is_submitted_with_all_its_runner_needs(settings: Settings) -> None:
-    slurm, files = FakeScheduler(), settings.files.pod(UID)
+    slurm, files = FakeSlurm(), settings.files.pod(UID)
 
     def at_sbatch() -> None:
         assert set(read_json(files.job)) == {"intent_at"}, "the intent is on disk before sbatch runs"
         assert files.credential.stat().st_mode & 0o777 == 0o600
         assert files.root.stat().st_mode & 0o777 == 0o700
 
-    slurm.on_submit = at_sbatch
+    slurm.hooks["submit"] = at_sbatch
 
     async def scenario(submitter: Submitter) -> None:
         assert submitter.known_job(UID) is None
@@ -72,10 +72,10 @@ def test_a_pod_is_submitted_with_all_its_runner_needs(settings: Settings) -> Non
         assert submitter.known_job(UID) == "101"
 
     submit_with(settings, slurm, scenario)
-    ((options, script),) = slurm.submitted
-    assert f"--comment=slurmlet:deadbeef:{UID} cluster=default pod=ns/p" in options
-    assert f"--output={files.job_log}" in options
-    assert script.endswith(f"{settings.files.runner} {files.root}\n")
+    (spec,) = slurm.submitted
+    assert spec.comment == f"slurmlet:deadbeef:{UID} cluster=default pod=ns/p"
+    assert spec.output == str(files.job_log)
+    assert spec.script.endswith(f"{settings.files.runner} {files.root}\n")
 
 
 def crash() -> None:
@@ -83,15 +83,15 @@ def crash() -> None:
 
 
 def test_a_job_that_a_dead_hub_submitted_is_found_and_not_submitted_again(settings: Settings) -> None:
-    slurm = FakeScheduler()
-    slurm.on_submit = crash
+    slurm = FakeSlurm()
+    slurm.hooks["submit"] = crash
 
     async def dies(submitter: Submitter) -> None:
         with pytest.raises(SystemError):
             await submitter.submit(UID, submitter.request(POD, "batch"))
 
     submit_with(settings, slurm, dies)
-    slurm.on_submit = lambda: None
+    slurm.hooks.clear()
     slurm.queue = [make_job("77", state="PENDING")]  # sbatch had come through
 
     async def comes_back(submitter: Submitter) -> None:
@@ -104,7 +104,7 @@ def test_a_job_that_a_dead_hub_submitted_is_found_and_not_submitted_again(settin
 
 
 def test_an_intent_that_never_reached_slurm_is_carried_out(settings: Settings) -> None:
-    slurm = FakeScheduler()
+    slurm = FakeSlurm()
     settings.files.pod(UID).root.mkdir(parents=True)
     write_json(settings.files.pod(UID).job, {"intent_at": "2026-01-01T00:00:00Z"})
 
@@ -117,7 +117,7 @@ def test_an_intent_that_never_reached_slurm_is_carried_out(settings: Settings) -
 
 def test_a_job_that_appears_while_the_hub_asks_is_taken(settings: Settings) -> None:
     """The look that counts begins after the attempt: the first one, at the start of the hub, saw nothing."""
-    slurm = FakeScheduler()
+    slurm = FakeSlurm()
     settings.files.pod(UID).root.mkdir(parents=True)
     write_json(settings.files.pod(UID).job, {"intent_at": "2026-01-01T00:00:00Z"})
 
@@ -130,15 +130,12 @@ def test_a_job_that_appears_while_the_hub_asks_is_taken(settings: Settings) -> N
 
 
 def test_when_slurm_is_away_the_intent_stays_for_the_next_attempt(settings: Settings) -> None:
-    slurm = FakeScheduler()
+    slurm = FakeSlurm()
 
-    def away() -> None:
-        raise CommandError(["sbatch"], 1, "Unable to contact slurm controller", transient=True)
-
-    slurm.on_submit = away
+    slurm.hooks["submit"] = away
 
     async def scenario(submitter: Submitter) -> None:
-        with pytest.raises(CommandError):
+        with pytest.raises(SlurmError):
             await submitter.submit(UID, submitter.request(POD, "batch"))
         assert set(read_json(settings.files.pod(UID).job)) == {"intent_at"}
         # It had come through after all: the answer was lost, not the job.
@@ -164,12 +161,12 @@ def test_when_slurm_is_away_the_intent_stays_for_the_next_attempt(settings: Sett
 def test_what_slurm_refuses_is_refused_in_its_words_and_leaves_no_intent(
     settings: Settings, said: str, told: str
 ) -> None:
-    slurm = FakeScheduler()
+    slurm = FakeSlurm()
 
     def refuse() -> None:
-        raise CommandError(["sbatch"], 1, said)
+        raise slurm_error(Completed(("sbatch",), 1, "", said))
 
-    slurm.on_submit = refuse
+    slurm.hooks["submit"] = refuse
 
     async def scenario(submitter: Submitter) -> None:
         with pytest.raises(RefusedPod) as refused:
@@ -181,18 +178,16 @@ def test_what_slurm_refuses_is_refused_in_its_words_and_leaves_no_intent(
 
 
 def test_no_more_than_a_few_sbatch_run_at_once(settings: Settings) -> None:
-    slurm, lock, running, most = FakeScheduler(), threading.Lock(), 0, 0
+    slurm, running, most = FakeSlurm(), 0, 0
 
-    def slow() -> None:
+    async def slow() -> None:
         nonlocal running, most
-        with lock:
-            running += 1
-            most = max(most, running)
-        time.sleep(0.01)
-        with lock:
-            running -= 1
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.01)
+        running -= 1
 
-    slurm.on_submit = slow
+    slurm.hooks["submit"] = slow
 
     async def scenario(submitter: Submitter) -> None:
         request = submitter.request(POD, "batch")

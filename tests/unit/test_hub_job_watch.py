@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from slurmlet.base.processes import CommandError
 from slurmlet.hub.jobs import job_watch
 from slurmlet.hub.jobs.job_watch import SlurmWatch
 from slurmlet.model.ids import JobId, PodUid
 from slurmlet.model.job_states import Stage
 from slurmlet.model.slurm_values import EndedJob, Job
-from tests.unit.hub_making import FakeScheduler, make_job, make_settings
+from slurmlet.slurm.fake import FakeSlurm, away
+from tests.unit.hub_making import make_job, make_settings
 from tests.unit.loopback import until
 
 UID = PodUid("u-1")
@@ -26,13 +25,9 @@ def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_watch, "_SHORTEST_S", 0.001)
 
 
-def away() -> None:
-    raise CommandError(["squeue"], 1, "Unable to contact slurm controller", transient=True)
-
-
 def watch_with(
     tmp_path: Path,
-    slurm: FakeScheduler,
+    slurm: FakeSlurm,
     scenario: Callable[[SlurmWatch], Awaitable[None]],
     **settings: object,
 ) -> None:
@@ -50,7 +45,7 @@ def watch_with(
 
 
 def test_jobs_are_found_by_the_pod_in_their_comment(tmp_path: Path) -> None:
-    slurm = FakeScheduler()
+    slurm = FakeSlurm()
     foreign = Job(JobId("8"), "RUNNING", "", "", "batch", "slurmlet:cafebabe:u-2")
     slurm.queue = [make_job("7"), foreign, Job(JobId("9"), "RUNNING", "", "", "batch", "my job")]
 
@@ -77,7 +72,7 @@ def test_jobs_are_found_by_the_pod_in_their_comment(tmp_path: Path) -> None:
 def test_of_two_jobs_of_one_pod_the_living_counts_then_the_older(
     tmp_path: Path, states: tuple[str, str], chosen: str, turned: bool
 ) -> None:
-    slurm = FakeScheduler()
+    slurm = FakeSlurm()
     slurm.queue = [make_job("7", state=states[0]), make_job("8", state=states[1])]
     if turned:
         slurm.queue.reverse()
@@ -91,21 +86,21 @@ def test_of_two_jobs_of_one_pod_the_living_counts_then_the_older(
 
 def test_refresh_waits_for_a_look_that_began_after_it(tmp_path: Path) -> None:
     """A look under way may have read the queue before the job was there."""
-    slurm = FakeScheduler()
-    looking, go_on = threading.Event(), threading.Event()
+    slurm = FakeSlurm()
+    looking, go_on = asyncio.Event(), asyncio.Event()
 
-    def hold() -> None:
+    async def hold() -> None:
         looking.set()
-        go_on.wait(1)
+        await go_on.wait()
 
-    slurm.on_look = hold
+    slurm.hooks["jobs"] = hold
 
     async def scenario(watch: SlurmWatch) -> None:
         await until(looking.is_set)
         slurm.queue = [make_job("7")]  # after the look under way has read the (empty) queue
         refreshing = asyncio.create_task(watch.refresh())
         await asyncio.sleep(0.01)
-        slurm.on_look = lambda: None
+        slurm.hooks.clear()
         go_on.set()
         await refreshing
         assert slurm.looks == 2
@@ -115,21 +110,21 @@ def test_refresh_waits_for_a_look_that_began_after_it(tmp_path: Path) -> None:
 
 
 def test_an_absence_means_nothing_before_a_whole_look_after_the_mark(tmp_path: Path) -> None:
-    slurm = FakeScheduler()
-    looking, go_on = threading.Event(), threading.Event()
+    slurm = FakeSlurm()
+    looking, go_on = asyncio.Event(), asyncio.Event()
 
-    def hold() -> None:
+    async def hold() -> None:
         looking.set()
-        go_on.wait(1)
+        await go_on.wait()
 
     async def scenario(watch: SlurmWatch) -> None:
         await watch.refresh()
-        slurm.on_look = hold
+        slurm.hooks["jobs"] = hold
         watch.poke()
         await until(looking.is_set)
         mark = watch.mark  # a job is submitted now, while a look is under way
         assert not watch.looked_since(mark)
-        slurm.on_look = lambda: None
+        slurm.hooks.clear()
         go_on.set()
         await asyncio.sleep(0.005)
         await watch.refresh()
@@ -139,12 +134,12 @@ def test_an_absence_means_nothing_before_a_whole_look_after_the_mark(tmp_path: P
 
 
 def test_a_slurm_that_does_not_answer_changes_nothing(tmp_path: Path) -> None:
-    slurm = FakeScheduler()
+    slurm = FakeSlurm()
     slurm.queue = [make_job("7")]
 
     async def scenario(watch: SlurmWatch) -> None:
         await watch.refresh()
-        slurm.on_look = away
+        slurm.hooks["jobs"] = away
         slurm.queue = []
         mark, looks = watch.mark, slurm.looks
         await until(lambda: slurm.looks >= looks + 3)
@@ -153,7 +148,7 @@ def test_a_slurm_that_does_not_answer_changes_nothing(tmp_path: Path) -> None:
         fate = await watch.fate(JobId("7"))
         assert fate is not None
         assert fate.stage is Stage.RUNNING
-        slurm.on_look = lambda: None
+        slurm.hooks.clear()
         await watch.refresh()
         assert watch.job(UID) is None
 
@@ -161,7 +156,7 @@ def test_a_slurm_that_does_not_answer_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_it_looks_often_while_somebody_waits_and_seldom_else(tmp_path: Path) -> None:
-    slurm = FakeScheduler()
+    slurm = FakeSlurm()
 
     async def scenario(watch: SlurmWatch) -> None:
         await asyncio.sleep(0.1)
@@ -194,7 +189,7 @@ FATES = [
 def test_the_fate_of_a_job(
     tmp_path: Path, queued: Job | None, ended: EndedJob | None, stage: Stage, message: str
 ) -> None:
-    slurm = FakeScheduler()
+    slurm = FakeSlurm()
     slurm.queue = [queued] if queued else []
     slurm.accounts = {JobId("7"): ended} if ended else {}
 
@@ -208,26 +203,26 @@ def test_the_fate_of_a_job(
 
 
 def test_nobody_can_say_while_accounting_is_away(tmp_path: Path) -> None:
-    slurm = FakeScheduler()
-    slurm.on_ended = away
+    slurm = FakeSlurm()
+    slurm.hooks["ended"] = away
 
     async def scenario(watch: SlurmWatch) -> None:
         await watch.refresh()
         assert await watch.fate(JobId("7")) is None
-        slurm.on_ended = lambda: None
+        slurm.hooks.clear()
         assert await watch.fate(JobId("7")) is not None
 
     watch_with(tmp_path, slurm, scenario)
 
 
 def test_an_end_is_remembered_until_it_is_forgotten(tmp_path: Path) -> None:
-    slurm = FakeScheduler()
+    slurm = FakeSlurm()
     slurm.accounts = {JobId("7"): EndedJob(JobId("7"), "TIMEOUT", 0, 0, None)}
 
     async def scenario(watch: SlurmWatch) -> None:
         await watch.refresh()
         first = await watch.fate(JobId("7"))
-        slurm.on_ended = away
+        slurm.hooks["ended"] = away
         assert await watch.fate(JobId("7")) == first
         watch.forget(JobId("7"))
         assert await watch.fate(JobId("7")) is None
@@ -236,19 +231,23 @@ def test_an_end_is_remembered_until_it_is_forgotten(tmp_path: Path) -> None:
 
 
 def test_accounting_is_asked_once_for_all_that_ended_meanwhile(tmp_path: Path) -> None:
-    slurm = FakeScheduler()
+    slurm = FakeSlurm()
     ids = [JobId(str(number)) for number in range(7, 12)]
     slurm.accounts = {one: EndedJob(one, "COMPLETED", 0, 0, None) for one in ids}
     asked: list[list[JobId]] = []
     answer = slurm.ended
 
-    def ended(job_ids: Sequence[JobId]) -> dict[JobId, EndedJob]:
+    async def ended(job_ids: Sequence[JobId]) -> dict[JobId, EndedJob]:
         asked.append(list(job_ids))
-        return answer(job_ids)
+        return await answer(job_ids)
 
     slurm.ended = ended  # type: ignore[method-assign]
-    held = threading.Event()
-    slurm.on_ended = lambda: held.wait(1) and None  # type: ignore[func-returns-value]
+    held = asyncio.Event()
+
+    async def hold() -> None:
+        await held.wait()
+
+    slurm.hooks["ended"] = hold
 
     async def scenario(watch: SlurmWatch) -> None:
         first = asyncio.create_task(watch.fate(ids[0]))
@@ -265,10 +264,10 @@ def test_accounting_is_asked_once_for_all_that_ended_meanwhile(tmp_path: Path) -
 
 @pytest.mark.parametrize(("state", "asks"), [("COMPLETED", False), ("FAILED", False), ("CANCELLED", True)])
 def test_an_end_that_the_runner_told_needs_no_accounting(tmp_path: Path, state: str, asks: bool) -> None:
-    slurm = FakeScheduler()
+    slurm = FakeSlurm()
     slurm.queue = [make_job("7", state=state)]
     asked: list[int] = []
-    slurm.on_ended = lambda: asked.append(1)
+    slurm.hooks["ended"] = lambda: asked.append(1)
 
     async def scenario(watch: SlurmWatch) -> None:
         await watch.refresh()
@@ -281,8 +280,8 @@ def test_an_end_that_the_runner_told_needs_no_accounting(tmp_path: Path, state: 
 
 
 def test_accounting_that_is_away_says_nothing_to_anybody(tmp_path: Path) -> None:
-    slurm = FakeScheduler()
-    slurm.on_ended = away
+    slurm = FakeSlurm()
+    slurm.hooks["ended"] = away
 
     async def scenario(watch: SlurmWatch) -> None:
         assert await asyncio.gather(*(watch.fate(JobId(str(number))) for number in range(3))) == [None] * 3

@@ -15,7 +15,8 @@ from slurmlet.hub.nodes.partition_node_controller import NodeKeeper
 from slurmlet.kube.events import EventRecorder
 from slurmlet.model.partition_node import HubFacts
 from slurmlet.model.slurm_values import Partition
-from tests.unit.hub_making import FakeScheduler, make_settings
+from slurmlet.slurm.fake import FakeSlurm
+from tests.unit.hub_making import make_settings
 from tests.unit.loopback import Api, api_server, make_keys, until
 
 NODES = "/api/v1/nodes"
@@ -42,7 +43,7 @@ class Rig:
     """What is written, and a server that answers with whole objects as the real one does."""
 
     def __init__(self, api: Api) -> None:
-        self.api, self.slurm = api, FakeScheduler()
+        self.api, self.slurm = api, FakeSlurm()
         self.slurm.listed_partitions = [BATCH]
         self.taints: tuple[str, ...] = ()
         self.present = False

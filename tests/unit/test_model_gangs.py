@@ -9,7 +9,10 @@ import pytest
 from slurmlet.base.errors import RefusedPod
 from slurmlet.model import gangs
 from slurmlet.model.allocation_node import AllocationFacts, node_object
-from slurmlet.slurm.pooljobs import parse
+from slurmlet.model.ids import JobId
+from slurmlet.model.pooljobs import gang_jobs, pool_jobs
+from slurmlet.model.slurm_values import Job, JobSpec
+from slurmlet.slurm.commandline import sbatch_words
 
 
 def pod(name: str = "p", *, owner: str = "", size: str = "", gang: str = "g", **spec: Any) -> dict[str, Any]:
@@ -71,37 +74,44 @@ class TestSize:
         assert gangs.size_of(pod(size=size), None) == 0
 
 
+def sized(pods: list[dict[str, Any]], partition: str) -> list[str]:
+    """What sbatch is told of the size."""
+    spec = gangs.sized(JobSpec("g", "", partition=partition), pods)
+    own = ("--no-requeue", "--job-name=g", "--export=ALL")
+    return [word for word in sbatch_words(spec) if word not in own]
+
+
 class TestJob:
     def test_a_slot_for_each_as_large_as_the_largest(self) -> None:
-        made = gangs.options(
+        made = sized(
             [pod(**asking(cpu="500m", memory="1Gi")), pod(**asking(cpu="3", memory="100Mi"))], "batch"
         )
-        assert made == ["--ntasks=2", "--cpus-per-task=3", "--partition=batch", "--mem-per-cpu=342M"]
+        assert made == ["--partition=batch", "--ntasks=2", "--cpus-per-task=3", "--mem-per-cpu=342M"]
 
     def test_devices_are_counted_per_host(self) -> None:
-        made = gangs.options([pod(containers=[gpu(2)]), pod(containers=[gpu(1)])], "")
-        assert made[-3:] == ["--nodes=2", "--ntasks-per-node=1", "--gres=gpu:2"]
+        made = sized([pod(containers=[gpu(2)]), pod(containers=[gpu(1)])], "")
+        assert made == ["--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=1", "--gres=gpu:2"]
 
     def test_annotations_come_last_and_pass_the_same_filter(self) -> None:
         one = pod(**asking(cpu="1"))
         one["metadata"]["annotations"]["slurmlet.io/sbatch"] = "--qos=high"
-        assert gangs.options([one], "")[-1] == "--qos=high"
+        assert sized([one], "")[-1] == "--qos=high"
         one["metadata"]["annotations"]["slurmlet.io/sbatch"] = "--wrap=reboot"
         with pytest.raises(RefusedPod):
-            gangs.options([one], "")
+            sized([one], "")
 
     def test_options_that_contradict_ours(self) -> None:
         one = pod(**asking(cpu="1", memory="1Gi"))
         one["metadata"]["annotations"]["slurmlet.io/sbatch"] = "--mem=3G"
-        made = gangs.options([one], "")
+        made = sized([one], "")
         assert made == ["--ntasks=1", "--cpus-per-task=1", "--mem=3G"]
         one["metadata"]["annotations"]["slurmlet.io/ntasks"] = "2"
         with pytest.raises(RefusedPod, match="number of its pods"):
-            gangs.options([one], "")
+            sized([one], "")
 
     def test_pods_of_the_queue_are_no_gang(self) -> None:
         with pytest.raises(RefusedPod, match="allocation of its own"):
-            gangs.options([pod(nodeSelector={"slurmlet.io/kind": "partition"})], "")
+            sized([pod(nodeSelector={"slurmlet.io/kind": "partition"})], "")
 
     def test_its_script_has_paths_of_ours_quoted(self) -> None:
         assert "'/home/a b/runner.pyz' '/home/a b/nodes/gang-1'" in gangs.script(
@@ -115,12 +125,12 @@ class TestJob:
         assert gangs.partition_for(pod(), nodes[:1]) == "gpu"
         assert gangs.partition_for(pod(), []) == ""
 
-    def test_squeue_tells_it_from_the_pool(self) -> None:
-        (found,) = parse(
-            "cafe", "7|PENDING|1:00|1:00|3|Resources|slurmlet-pool:cafe:gang-0123456789-abcdef\n"
-        )
-        assert (found.hosts, found.reason) == (3, "Resources")
-        assert gangs.key_of_allocation(found.node) == "0123456789"
+    def test_its_job_is_told_from_the_pool_s(self) -> None:
+        name = "gang-0123456789-abcdef"
+        job = Job(JobId("7"), "PENDING", "Resources", "", "batch", f"slurmlet-pool:cafe:{name}", node_count=3)
+        ((key, found),) = gang_jobs("cafe", [job]).items()
+        assert (found.hosts, found.reason, found.node) == (3, "Resources", name)
+        assert (key, pool_jobs("cafe", [job])) == ("0123456789", [])
         assert gangs.key_of_allocation("pool-abcdef") == ""
 
 

@@ -7,12 +7,14 @@ import pytest
 from slurmlet.base.errors import RefusedPod
 from slurmlet.model import job_states
 from slurmlet.model.ids import JobId
-from slurmlet.model.launch_mode import launch_of, looks_free, partition_of, srun_options
-from slurmlet.model.slurm_values import Job, Partition
+from slurmlet.model.launch_mode import can_start_at_once, launch_of, looks_free
+from slurmlet.model.sbatch_options import parse_words
+from slurmlet.model.slurm_values import Job, JobSpec, Partition
+from slurmlet.slurm.commandline import srun_words
 
-OURS = (
-    "--job-name=p.ns.c", "--no-requeue", "--export=ALL", "--output=/x", "--open-mode=append", "--nodes=1", "--ntasks=1",
-)  # fmt: skip
+
+def job_with(*words: str) -> JobSpec:
+    return JobSpec("p.ns.c", "", output="/x", nodes=1, tasks=1, options=tuple(parse_words("test", words)))
 
 
 def test_the_default_is_batch_and_other_words_are_refused() -> None:
@@ -23,8 +25,9 @@ def test_the_default_is_batch_and_other_words_are_refused() -> None:
 
 
 def test_srun_gets_what_sbatch_would_less_what_only_sbatch_knows() -> None:
-    asked = srun_options([*OURS, "--mem=50M", "--constraint=a&b"])
-    assert asked == [
+    spec = job_with("--mem=50M", "--constraint=a&b")
+    assert can_start_at_once(spec)
+    assert srun_words(spec) == [
         "--job-name=p.ns.c", "--export=ALL", "--nodes=1", "--ntasks=1", "--mem=50M", "--constraint=a&b",
     ]  # fmt: skip
 
@@ -34,11 +37,11 @@ def test_srun_gets_what_sbatch_would_less_what_only_sbatch_knows() -> None:
     ["--hold", "--begin=now+1hour", "--dependency=afterok:1", "--nodes=2", "--ntasks=4", "--exclusive", "--deadline=x"],
 )  # fmt: skip
 def test_what_waits_or_holds_more_than_one_task_is_for_the_queue(word: str) -> None:
-    assert srun_options([*OURS, word]) is None
+    assert not can_start_at_once(job_with(word))
 
 
 def test_the_last_partition_counts() -> None:
-    assert partition_of(["--partition=a", "--mem=1", "--partition=b"]) == "b"
+    assert job_with("--partition=a", "--mem=1", "--partition=b").asked_partition == "b"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 
 from slurmlet.base.errors import RefusedPod
 from slurmlet.model.pod_job import JobPlace, comment, job_request, uid_of
+from slurmlet.slurm.commandline import sbatch_words
 
 UID = "0b5e4c2a-7c1f-4d57-9d2c-3f2d5b6a7e01"
 
@@ -38,13 +39,13 @@ def pod(annotations: dict[str, str] | None = None, **resources: Any) -> dict[str
 
 def test_the_whole_call_for_a_plain_pod() -> None:
     request = job_request(pod(requests={"cpu": "1500m", "memory": "100M", "nvidia.com/gpu": "2"}), place())
-    assert request.options == (
-        "--job-name=web-0.shop.default",
-        f"--comment=slurmlet:deadbeef:{UID} cluster=default pod=shop/web-0",
+    assert sbatch_words(request.spec) == [
         "--no-requeue",
-        "--export=ALL",
         f"--output=/home/user1/.slurmlet/default/pods/{UID}/job.log",
         "--open-mode=append",
+        "--job-name=web-0.shop.default",
+        f"--comment=slurmlet:deadbeef:{UID} cluster=default pod=shop/web-0",
+        "--export=ALL",
         f"--chdir=/home/user1/.slurmlet/default/pods/{UID}",
         "--partition=batch",
         "--nodes=1",
@@ -52,8 +53,8 @@ def test_the_whole_call_for_a_plain_pod() -> None:
         "--cpus-per-task=2",
         "--mem=96M",
         "--gres=gpu:2",
-    )
-    assert request.script == (
+    ]
+    assert request.spec.script == (
         "#!/bin/sh\n"
         f"unset SLURM_JWT\n"
         f"exec python3 -IS /home/user1/.slurmlet/default/runner.pyz /home/user1/.slurmlet/default/pods/{UID}\n"
@@ -74,15 +75,17 @@ def test_the_whole_call_for_a_plain_pod() -> None:
     ],
 )
 def test_small_requests(requests: dict[str, str], there: str, not_there: str) -> None:
-    options = job_request(pod(requests=requests), place()).options
+    options = sbatch_words(job_request(pod(requests=requests), place()).spec)
     assert there in options
     assert not any(word.startswith(not_there) for word in options)
 
 
 def test_annotations_come_last_so_that_they_win() -> None:
     annotations = {"slurmlet.io/partition": "short", "slurmlet.io/sbatch": "--cpus-per-task=4 --mem=2G"}
-    options = job_request(pod(annotations, requests={"cpu": "1", "memory": "1Gi"}), place()).options
-    assert options[-3:] == ("--partition=short", "--cpus-per-task=4", "--mem=2G")
+    request = job_request(pod(annotations, requests={"cpu": "1", "memory": "1Gi"}), place())
+    options = sbatch_words(request.spec)
+    assert options[-3:] == ["--partition=short", "--cpus-per-task=4", "--mem=2G"]
+    assert request.spec.asked_partition == "short"
     assert options.index("--partition=batch") < options.index("--partition=short")
 
 
@@ -102,7 +105,7 @@ def test_what_sbatch_refuses_beside_an_option_of_the_users_is_left_out(
 ) -> None:
     """sbatch 24.11: "--mem, --mem-per-cpu, and --mem-per-gpu are mutually exclusive", and so on."""
     annotated = pod({"slurmlet.io/sbatch": line}, requests={"cpu": "2", "memory": "1Gi"})
-    options = job_request(annotated, place()).options
+    options = sbatch_words(job_request(annotated, place()).spec)
     assert options[-1] == line
     assert not any(word.startswith(dropped) for word in options)
     assert any(word.startswith(kept) for word in options)
@@ -142,7 +145,7 @@ def test_hostile_home_directories_reach_the_runner_unharmed(name: str, tmp_path:
     teller.write_text('#!/bin/sh\nfor word in "$@"; do printf "%s\\0" "$word"; done\n')
     teller.chmod(0o700)
     where = place(str(home))
-    script = job_request(pod(), where).script
+    script = job_request(pod(), where).spec.script
     path = f"{tools}:{os.environ['PATH']}"
     told = subprocess.run(
         ["sh", "-s"], input=script.encode(), env={"PATH": path}, capture_output=True, check=True
@@ -153,15 +156,14 @@ def test_hostile_home_directories_reach_the_runner_unharmed(name: str, tmp_path:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_every_option_is_one_word_that_begins_with_dashes(name: str) -> None:
-    options = job_request(pod(), place(f"/home/{name}")).options
+    options = sbatch_words(job_request(pod(), place(f"/home/{name}")).spec)
     assert all(word.startswith("--") for word in options)
     assert f"--chdir=/home/{name}/.slurmlet/default/pods/{UID}" in options
 
 
 def test_percent_signs_are_no_file_name_pattern() -> None:
-    output = next(
-        word for word in job_request(pod(), place("/home/100%j")).options if word.startswith("--output=")
-    )
+    words = sbatch_words(job_request(pod(), place("/home/100%j")).spec)
+    (output,) = (word for word in words if word.startswith("--output="))
     assert output == f"--output=/home/100%%j/.slurmlet/default/pods/{UID}/job.log"
 
 

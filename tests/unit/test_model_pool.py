@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from slurmlet.base.errors import RefusedPod
 from slurmlet.model import pool
+from slurmlet.model.ids import JobId
 from slurmlet.model.pool import Member, Plan, PoolSpec, plan
-from slurmlet.slurm.pooljobs import PoolJob, parse
+from slurmlet.model.pooljobs import PoolJob, pool_jobs
+from slurmlet.model.slurm_values import Job
+from slurmlet.slurm.parsing import seconds
 
 
 def member(name: str, **changes: Any) -> Member:
@@ -81,16 +86,20 @@ class TestLeaving:
 
 class TestJobs:
     def test_pool_jobs_are_told_by_their_comment(self) -> None:
-        said = (
-            "7|RUNNING|9:58|10:00|1|None|slurmlet-pool:cafe:pool-1\n"
-            "8|PENDING|UNLIMITED|UNLIMITED|1|Resources|slurmlet-pool:cafe:pool-2\n"
-            "9|RUNNING|1:00|1:00|1|None|slurmlet-pool:beef:pool-3\n"
-            "10|RUNNING|1:00|1:00|1|None|slurmlet:cafe:a-pod\n"
-            "11|COMPLETED|0:00|1:00|1|None|slurmlet-pool:cafe:pool-4\n12|RUNNING|1:00|1:00|1|None|(null)\n"
-        )
-        assert parse("cafe", said) == [
-            PoolJob("7", "pool-1", "RUNNING", 598.0, 600.0),
-            PoolJob("8", "pool-2", "PENDING", None, None, 1, "Resources"),
+        def job(number: str, state: str, comment: str, reason: str = "") -> Job:
+            return Job(JobId(number), state, reason, "", "batch", comment)
+
+        listed = [
+            replace(job("7", "RUNNING", "slurmlet-pool:cafe:pool-1"), left_s=598.0, limit_s=600.0),
+            job("8", "PENDING", "slurmlet-pool:cafe:pool-2", "Resources"),
+            job("9", "RUNNING", "slurmlet-pool:beef:pool-3"),
+            job("10", "RUNNING", "slurmlet:cafe:a-pod"),
+            job("11", "COMPLETED", "slurmlet-pool:cafe:pool-4"),
+            job("12", "RUNNING", ""),
+        ]
+        assert pool_jobs("cafe", listed) == [
+            PoolJob(JobId("7"), "pool-1", "RUNNING", 598.0, 600.0),
+            PoolJob(JobId("8"), "pool-2", "PENDING", None, None, 1, "Resources"),
         ]
 
     @pytest.mark.parametrize(
@@ -105,7 +114,7 @@ class TestJobs:
         ],
     )
     def test_slurms_times(self, text: str, wanted: float | None) -> None:
-        assert pool.seconds(text) == wanted
+        assert seconds(text) == wanted
 
 
 def test_all_partition_nodes_are_equally_unattractive_while_there_is_a_pool() -> None:
@@ -117,3 +126,13 @@ def test_all_partition_nodes_are_equally_unattractive_while_there_is_a_pool() ->
     added = pool.queue_taints(nodes)
     assert {name: len(taints) for name, taints in added.items()} == {"batch": 2, "short": 1}
     assert pool.queue_taints([]) == {}
+
+    def test_options_of_an_earlier_slurmlet_are_understood(self) -> None:
+        read = pool.spec_of({"least": 1, "most": 1, "options": ["-p", "short", "--time=5"]})
+        assert read.options == (("partition", "short"), ("time", "5"))
+        assert pool.spec_of({"options": [["partition", "short"], ["hold", None]]}).options == (
+            ("partition", "short"),
+            ("hold", None),
+        )
+        with pytest.raises(RefusedPod, match="--wrap"):
+            pool.spec_of({"options": ["--wrap=reboot"]})

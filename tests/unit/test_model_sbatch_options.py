@@ -8,10 +8,15 @@ import pytest
 
 from slurmlet.base.errors import RefusedPod
 from slurmlet.model import sbatch_options
+from slurmlet.model.slurm_values import Option
 
 OURS = "slurmlet.io/"
 SLINKY = "slurmjob.slinky.slurm.net/"
 LINE = f"{OURS}sbatch"
+
+
+def words(options: list[Option]) -> list[str]:
+    return [f"--{name}" if value is None else f"--{name}={value}" for name, value in options]
 
 
 @pytest.mark.parametrize(
@@ -48,7 +53,8 @@ LINE = f"{OURS}sbatch"
     ],
 )
 def test_every_accepted_annotation(annotations: dict[str, str], options: list[str]) -> None:
-    assert sbatch_options.from_annotations(annotations) == (options, [])
+    found, notes = sbatch_options.from_annotations(annotations)
+    assert (words(found), notes) == (options, [])
 
 
 @pytest.mark.parametrize(
@@ -70,7 +76,7 @@ def test_every_accepted_annotation(annotations: dict[str, str], options: list[st
     ],
 )
 def test_a_line_of_options_is_read_as_a_shell_would(line: str, options: list[str]) -> None:
-    assert sbatch_options.parse_line(LINE, line) == options
+    assert words(sbatch_options.parse_line(LINE, line)) == options
 
 
 @pytest.mark.parametrize(
@@ -78,8 +84,8 @@ def test_a_line_of_options_is_read_as_a_shell_would(line: str, options: list[str
 )
 def test_shell_words_are_plain_text_in_one_option(text: str) -> None:
     """There is no shell behind it, so nothing is expanded and nothing needs refusing."""
-    assert sbatch_options.from_annotations({f"{OURS}account": text}) == ([f"--account={text}"], [])
-    assert sbatch_options.parse_line(LINE, f"--account={shlex.quote(text)}") == [f"--account={text}"]
+    assert sbatch_options.from_annotations({f"{OURS}account": text}) == ([("account", text)], [])
+    assert sbatch_options.parse_line(LINE, f"--account={shlex.quote(text)}") == [("account", text)]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmlet.base.processes import CommandError
+from slurmlet.base.errors import SlurmError
 from slurmlet.model.ids import JobId
 from slurmlet.slurm import immediate
 from slurmlet.slurm.immediate import Launch, LaunchFailed, NotNow, libraries, parse_status, parse_steps
@@ -73,7 +73,7 @@ def test_an_srun_that_says_nothing_is_ended(
 ) -> None:
     monkeypatch.setattr(immediate, "_GRANT_S", 0.2)
     srun(tmp_path, f"echo $$ > {tmp_path}/pid", "exec sleep 60")
-    with pytest.raises(CommandError) as error:
+    with pytest.raises(SlurmError) as error:
         Launch([], ["/bin/true"], speaking).granted()
     assert error.value.transient, "it may have succeeded: Slurm is asked before another try"
     assert not alive(int((tmp_path / "pid").read_text()))

@@ -5,10 +5,21 @@ from __future__ import annotations
 
 import pytest
 
-from slurmlet.model.slurm_values import EndedJob, Job, Partition
+from slurmlet.model.slurm_values import EndedJob, Grant, Job, Partition, SlurmNode
 from slurmlet.slurm import parsing
 
-# 24.11, `squeue --noheader --states=all --me -o '%A|%T|%r|%N|%P|%k'`; job 26 was submitted with a newline in its comment.
+
+def line(short: str) -> str:
+    """A whole line of squeue's from the fields that a test is about: id, state, reason, nodes, partition, comment."""
+    fields = short.split("|", 5)
+    if len(fields) < 6:
+        return short
+    middle = ["1", "UNLIMITED", "INVALID", "N/A", "N/A", "N/A", "a name"]
+    return parsing.SEPARATOR.join([*fields[:5], *middle, fields[5]])
+
+
+# 24.11, as `squeue --noheader --states=all --me -o '%A|%T|%r|%N|%P|%k'` tells it; job 26 was submitted with a newline in its
+# comment.
 QUEUE = """\
 32|CANCELLED|None|c3|batch|(null)
 31|COMPLETED|None|c2|batch|(null)
@@ -24,19 +35,19 @@ c|d
 
 
 def test_a_whole_queue() -> None:
-    jobs = {job.job_id: job for job in parsing.parse_queue(QUEUE)}
+    told = "\n".join(line(one) for one in QUEUE.split("\n"))
+    jobs = {job.job_id: job for job in parsing.parse_queue(told)}
     assert len(jobs) == 9
-    assert jobs["27"] == Job(
-        "27", "PENDING", "BeginTime", "", "batch", "slurmlet:deadbeef:0f0f-uid cluster=default pod=default/x"
-    )
-    assert jobs["25"] == Job("25", "RUNNING", "", "c[1-2]", "batch", "")
+    comment = "slurmlet:deadbeef:0f0f-uid cluster=default pod=default/x"
+    assert jobs["27"] == Job("27", "PENDING", "BeginTime", "", "batch", comment, "a name")
+    assert jobs["25"] == Job("25", "RUNNING", "", "c[1-2]", "batch", "", "a name")
     assert jobs["30"].reason == "RaisedSignal:9(Killed)"
     assert jobs["26"].comment == "a|b"
     assert jobs["24"].partition == "short"
 
 
 @pytest.mark.parametrize(
-    ("line", "comment"),
+    ("told", "comment"),
     [
         ("1|PENDING|None||batch|", ""),
         ("1|PENDING|None||batch|(null)", ""),
@@ -48,8 +59,8 @@ def test_a_whole_queue() -> None:
         ("1|PENDING|None||batch|  spaces kept ", "  spaces kept "),
     ],
 )
-def test_odd_comments_cost_nothing(line: str, comment: str) -> None:
-    (job,) = parsing.parse_queue(f"{line}\n")
+def test_odd_comments_cost_nothing(told: str, comment: str) -> None:
+    (job,) = parsing.parse_queue(f"{line(told)}\n")
     assert job.comment == comment
 
 
@@ -65,11 +76,11 @@ def test_odd_comments_cost_nothing(line: str, comment: str) -> None:
     ],
 )
 def test_what_is_no_job_is_passed_over(text: str) -> None:
-    assert parsing.parse_queue(text) == []
+    assert parsing.parse_queue(line(text)) == []
 
 
 @pytest.mark.parametrize(
-    ("line", "state", "reason"),
+    ("told", "state", "reason"),
     [
         # 22.05: launch failures hold the job
         ("9|PENDING|JobHeldAdmin||batch|", "PENDING", "JobHeldAdmin"),
@@ -80,9 +91,67 @@ def test_what_is_no_job_is_passed_over(text: str) -> None:
         ("9|EXPEDITING|None|c1|batch|", "EXPEDITING", ""),
     ],
 )  # fmt: skip
-def test_states_and_reasons(line: str, state: str, reason: str) -> None:
-    (job,) = parsing.parse_queue(line)
+def test_states_and_reasons(told: str, state: str, reason: str) -> None:
+    (job,) = parsing.parse_queue(line(told))
     assert (job.state, job.reason) == (state, reason)
+
+
+def test_limits_times_and_names() -> None:
+    """24.11, with SLURM_TIME_FORMAT=%s."""
+    fields = [
+        "7",
+        "RUNNING",
+        "None",
+        "c[1-2]",
+        "batch",
+        "2",
+        "1-00:00:00",
+        "23:59:50",
+        "1763272800",
+        "1763272801",
+        "1763359201",
+    ]
+    (job,) = parsing.parse_queue(parsing.SEPARATOR.join([*fields, "a|b, c", "x"]))
+    assert (job.name, job.node_count, job.limit_s, job.left_s) == ("a|b, c", 2, 86400.0, 86390.0)
+    assert (job.submitted_at_s, job.starts_at_s, job.ends_at_s) == (1763272800.0, 1763272801.0, 1763359201.0)
+
+
+# Slurm 24.11, `scontrol --details --oneliner show job`; shortened at both ends.
+DETAILS = (
+    "JobId=14 JobName=sh NumNodes=3 NumCPUs=5 CPUs/Task=1 JOB_GRES=gpu:3   Nodes=c1 CPU_IDs=1 Mem=100 GRES="
+    "   Nodes=c[2-3] CPU_IDs=0-1,8 Mem=200 GRES=gpu:a100:2(IDX:0-1),shard:4(1/4,3/4) MinCPUsNode=1 Features=(null)"
+)
+
+
+def test_each_kind_of_host_has_its_own_part() -> None:
+    assert parsing.parse_details(DETAILS) == [
+        ("c1", Grant(1, 100)),
+        ("c[2-3]", Grant(3, 200, (("gpu:a100", 2), ("shard", 4)))),
+    ]
+
+
+def test_a_job_that_is_not_running_holds_nothing() -> None:
+    assert parsing.parse_details("JobId=14 JobState=PENDING NodeList= NumNodes=1-1") == []
+
+
+def test_a_node_in_two_partitions_is_one_node() -> None:
+    told = (
+        "c1|batch|mixed-|16|2/14/0/16|6000|ib|gpu:2|none\nc1|short|mixed-|16|2/14/0/16|6000|ib|gpu:2|none\n"
+    )
+    told += "c2|batch|drained*|16|0/0/16/16|6000|(null)|(null)|fans | noisy\n"
+    first, second = parsing.parse_nodes(told)
+    assert first == SlurmNode(
+        "c1",
+        "mixed",
+        True,
+        16,
+        2,
+        6000,
+        frozenset({"batch", "short"}),
+        frozenset({"ib"}),
+        frozenset({"gpu:2"}),
+    )
+    assert (second.usable, second.reason, second.has_room) == (False, "fans | noisy", False)
 
 
 @pytest.mark.parametrize(

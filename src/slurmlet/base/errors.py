@@ -4,6 +4,7 @@
     ├── UserError          the person can mend it: bad flag, bad manifest, missing file
     ├── SiteError          this machine or site lacks something
     ├── CommandError       an external command failed (base/processes.py)
+    ├── SlurmError         Slurm refused, or could not be asked (slurm/)
     ├── ApiError           the API server said no (kube/)
     └── RefusedPod         a pod asks for what slurmlet cannot give (model/)
 
@@ -36,6 +37,29 @@ class UserError(SlurmletError):
 
 class SiteError(SlurmletError):
     reason = "SiteLacksSupport"
+
+
+class SlurmError(SlurmletError):
+    """Slurm said no, or nothing. `said`: its own sentence, for events; "" where it said nothing.
+
+    Reasons: SlurmRefused (as asked for, never), SlurmLimited (a limit on the user's jobs that others of them will free),
+    SlurmBusy (it limits the rate of requests), SlurmUnavailable (nobody answered: the request may have been carried out).
+    All but the first are transient.
+    """
+
+    reason = "SlurmRefused"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        said: str = "",
+        hint: str = "",
+        reason: str | None = None,
+        transient: bool = False,
+    ) -> None:
+        super().__init__(message, hint=hint, reason=reason, transient=transient)
+        self.said = said or message
 
 
 class RefusedPod(SlurmletError):

@@ -7,6 +7,7 @@ what the pods take beyond that is ours. The node's lease is watched too: one tha
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import time
@@ -22,6 +23,9 @@ from slurmlet.base.layout import ClusterFiles
 from slurmlet.base.processes import run
 from slurmlet.bench import bench_image
 from slurmlet.bench.statistics import summary
+from slurmlet.model.job_states import holds_resources
+from slurmlet.model.slurm_values import JobSpec
+from slurmlet.slurm.commands import CommandSlurm
 from slurmlet.upstream.binaries import find
 
 CALM, JOBS, PODS = "nothing else", "raw jobs", "pods"
@@ -64,6 +68,7 @@ class BurstBench:
         self._image = image
         self._name = f"burst-{os.getpid()}"
         self._node = ""
+        self._slurm = CommandSlurm()
 
     def measure(self, count: int, on_ask: Callable[[str, float, int], None]) -> list[Phase]:
         """`on_ask` gets the phase, the last exec's seconds, and how many are through."""
@@ -130,19 +135,16 @@ class BurstBench:
     # What goes on meanwhile.
 
     def _jobs(self, count: int, on_ask: Callable[[str, float, int], None]) -> Phase:
-        argv = ["sbatch", "--parsable", "--output=/dev/null", f"--job-name={self._name}"]
-        argv += ["--cpus-per-task=1", "--mem=16M"]
+        spec = JobSpec(self._name, "#!/bin/sh\ntrue\n", output="/dev/null", cpus_per_task=1, memory_mb=16)
         began_s = time.monotonic()
         with ThreadPoolExecutor(_SBATCH_AT_ONCE) as pool:
-            sent = [
-                pool.submit(run, argv, stdin="#!/bin/sh\ntrue\n", timeout_s=_ASK_LIMIT_S)
-                for _ in range(count)
-            ]
+            sent = [pool.submit(asyncio.run, self._slurm.submit(spec)) for _ in range(count)]
 
             def through() -> int:
-                accepted = sum(each.done() and each.result().ok for each in sent)
-                queue = run(["squeue", "--me", f"--name={self._name}", "--noheader", "--format=%i"]).stdout
-                return max(0, accepted - len(queue.split()))
+                accepted = sum(each.done() and bool(each.result()) for each in sent)
+                queue = asyncio.run(self._slurm.jobs())
+                live = [job for job in queue if job.name == self._name and holds_resources(job.state)]
+                return max(0, accepted - len(live))
 
             return self._until(Phase(JOBS, count), began_s, through, on_ask)
 

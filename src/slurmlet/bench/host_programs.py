@@ -6,16 +6,23 @@ nothing wraps them, and they are the very files that the pods run. slirp4netns a
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import shlex
 import tarfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from slurmlet.base.errors import UserError
-from slurmlet.base.processes import Completed, run
+from slurmlet.base.errors import SlurmletError, UserError
+from slurmlet.base.processes import Completed
 from slurmlet.bench.network_measurements import BARE, PASTA, SLIRP, Ports, nginx_conf, server_commands
 from slurmlet.images.image_store import Store
+from slurmlet.model.ids import JobId
+from slurmlet.model.slurm_values import JobSpec
+from slurmlet.slurm.commandline import srun_words
+from slurmlet.slurm.commands import CommandSlurm
+from slurmlet.slurm.task import run_task
 
 _SRUN_LIMIT_S = 120.0
 _FOLDERS = ("usr/sbin", "usr/bin")
@@ -76,10 +83,12 @@ class Tree:
 class HostSide:
     """Clients on one host; servers, in a job of their own, on another."""
 
-    def __init__(self, tree: Tree, client: str, server: str, work: Path, options: Sequence[str]) -> None:
+    def __init__(self, tree: Tree, client: str, server: str, work: Path, size: JobSpec) -> None:
+        """`size`: what a job on either side asks for."""
         self._tree, self._client, self._server, self._work = tree, client, server, work
-        self._options = list(options)
-        self._job = ""
+        self._size = replace(size, name="slurmlet-bench", nodes=1)
+        self._slurm = CommandSlurm()
+        self._job: JobId | None = None
 
     def start(self, ports: Ports) -> None:
         conf = self._work / "nginx-host.conf"
@@ -87,21 +96,14 @@ class HostSide:
         servers = server_commands(ports, str(conf)).values()
         lines = [f"{shlex.join(self._tree.argv(command))} &" for command in servers]
         script = "\n".join(["#!/bin/sh", *lines, "wait", ""])
-        output = shlex.quote(str(self._work / "servers.log"))
-        argv = [
-            "sbatch",
-            "--parsable",
-            "--nodelist",
-            self._server,
-            "--nodes=1",
-            f"--output={output}",
-            *self._options,
-        ]
-        self._job = run(argv, stdin=script).stdout.strip().partition(";")[0]
+        output = str(self._work / "servers.log")
+        spec = replace(self._size, script=script, output=output, hosts=(self._server,))
+        self._job = asyncio.run(self._slurm.submit(spec))
 
     def stop(self) -> None:
-        if self._job:
-            run(["scancel", self._job], check=False)
+        if self._job is not None:
+            with contextlib.suppress(SlurmletError):
+                asyncio.run(self._slurm.cancel([self._job]))
 
     def can(self, way: str) -> str:
         """ "" or why not."""
@@ -110,8 +112,8 @@ class HostSide:
 
     def run(self, way: str, command: Sequence[str]) -> Completed:
         """The client on its host, in one of the ways. Raises CommandError when it does not end."""
-        argv = ["srun", "--quiet", "--nodelist", self._client, "--nodes=1", "--ntasks=1", *self._options]
-        return run([*argv, *self._wrapped(way, command)], timeout_s=_SRUN_LIMIT_S, check=False)
+        options = ["--quiet", *srun_words(replace(self._size, tasks=1, hosts=(self._client,)))]
+        return run_task(options, self._wrapped(way, command), timeout_s=_SRUN_LIMIT_S)
 
     def _wrapped(self, way: str, command: Sequence[str]) -> list[str]:
         client = self._tree.argv(command)

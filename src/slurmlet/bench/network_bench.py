@@ -7,6 +7,7 @@ started once; only clients come and go.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -37,6 +38,8 @@ from slurmlet.bench.network_measurements import (  # fmt: skip
 )
 from slurmlet.bench.service_crowd import crowded
 from slurmlet.images.image_store import Store
+from slurmlet.model.slurm_values import JobSpec
+from slurmlet.slurm.commands import CommandSlurm
 from slurmlet.upstream.binaries import find
 
 _READY_S = 120
@@ -62,9 +65,7 @@ class NetworkBench:
         self._kubectl = [str(kubectl), "--kubeconfig", str(files.kubeconfig)]
         self._image = image
         self._cluster, self._crowd = cluster, services
-        self._options = [f"--cpus-per-task={_CPUS}", f"--mem={_MEMORY_MB}M"]
-        if partition is not None:
-            self._options.append(f"--partition={partition}")
+        self._size = JobSpec("", "", partition=partition or "", cpus_per_task=_CPUS, memory_mb=_MEMORY_MB)
         self._partition = partition
         self._client, self._server = hosts or _two_hosts(partition)
         self._name = f"bench-{os.getpid()}"
@@ -78,7 +79,7 @@ class NetworkBench:
         ) as name:
             work = Path(name)
             tree = Tree.unpacked(Store(store_dir()), self._image, work / "tree")
-            hosts = HostSide(tree, self._client, self._server, work, self._options)
+            hosts = HostSide(tree, self._client, self._server, work, self._size)
             with crowded(self._cluster, self._name, self._crowd), self._servers(hosts, work) as rig:
                 return self._rounds(rig, runs, seconds, measurements, on_sample)
 
@@ -257,9 +258,9 @@ def _last_line(text: str) -> str:
 
 
 def _two_hosts(partition: str | None) -> tuple[str, str]:
-    argv = ["sinfo", "--noheader", "--Node", "--states=idle,mixed", "--format=%N"]
-    named = run([*argv, *([f"--partition={partition}"] if partition else [])]).stdout.split()
-    hosts = list(dict.fromkeys(named))
+    listed = asyncio.run(CommandSlurm().nodes())
+    with_room = (node for node in listed if node.has_room)
+    hosts = [node.name for node in with_room if partition is None or partition in node.partitions]
     if len(hosts) < 2:
         raise SlurmletError(
             "two hosts with room are needed", hint="Look at: sinfo; or name them with --hosts."

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurmlet.base.processes import run
+from slurmlet.base.processes import CommandError, run
 from slurmlet.bench import start_marks
 from slurmlet.bench.statistics import Summary, summary
+from slurmlet.slurm.task import run_task
 
 _LIMIT_S = 120.0
 # Every task of a bare srun runs the same words; one of them is the first.
@@ -74,5 +75,7 @@ def _once(mark: Path, nodes: int, options: Sequence[str]) -> tuple[float, float]
 
 def _srun(mark: Path, nodes: int, options: Sequence[str]) -> float:
     began_s = time.time()
-    run(["srun", f"-N{nodes}", *options, "sh", "-c", _FIRST_ONLY, "sh", str(mark)], timeout_s=_LIMIT_S)
+    done = run_task([f"-N{nodes}", *options], ["sh", "-c", _FIRST_ONLY, "sh", str(mark)], timeout_s=_LIMIT_S)
+    if not done.ok:
+        raise CommandError(done.argv, done.code, done.stderr)
     return start_marks.moment_s(mark) - began_s

@@ -16,7 +16,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,12 @@ from typing import Any
 from slurmlet.base.errors import SlurmletError, UserError
 from slurmlet.base.files import read_json
 from slurmlet.base.layout import ClusterFiles
-from slurmlet.base.processes import run
 from slurmlet.bench import bench_image
 from slurmlet.kube.client import METADATA_LIST, ApiClient, ApiError
+from slurmlet.model.ids import JobId
+from slurmlet.model.job_states import Stage, holds_resources, stage_of
+from slurmlet.model.slurm_values import JobSpec
+from slurmlet.slurm.commands import CommandSlurm
 
 _PATIENCE_S = 600.0
 _LOOK_S = 0.05
@@ -159,6 +161,7 @@ class ScaleBench:
         if not isinstance(config, dict):
             raise UserError(f"cluster {cluster!r} is not there", hint=f"Run: slurmlet up -c {cluster}")
         self._server = f"https://{config['api_address']}:{config['api_port']}"
+        self._slurm = CommandSlurm()
         self._image = image
         self._choice = {"runtimeClassName": runtime_class} if runtime_class else {}
         self._run_id = f"bench-{os.getpid()}"
@@ -235,20 +238,29 @@ class ScaleBench:
 
     def _sbatch(self, directory: Path, name: str, count: int) -> Batch:
         marks = _marks(directory, name, count)
-        argv = ["sbatch", "--parsable", "--output=/dev/null", "--ntasks=1", "--mem=32M"]
 
-        def submit(mark: Path) -> str:
-            done = run(argv, stdin=f"#!/bin/sh\n: > {shlex.quote(str(mark))}\n")
-            return done.stdout.strip().partition(";")[0]
+        async def submit_all() -> set[JobId]:
+            slots = asyncio.Semaphore(_SBATCH_AT_ONCE)
+
+            async def submit(mark: Path) -> JobId:
+                script = f"#!/bin/sh\n: > {shlex.quote(str(mark))}\n"
+                async with slots:
+                    return await self._slurm.submit(
+                        JobSpec(name, script, output="/dev/null", tasks=1, memory_mb=32)
+                    )
+
+            return set(await asyncio.gather(*map(submit, marks)))
 
         began_s = time.monotonic()
-        with ThreadPoolExecutor(_SBATCH_AT_ONCE) as crowd:
-            jobs = list(crowd.map(submit, marks))
+        jobs = asyncio.run(submit_all())
         accepted_s = time.monotonic() - began_s
         started_s = _wait(lambda: all(mark.exists() for mark in marks), "started") - began_s
-        listing = ["squeue", "--noheader", "--jobs", ",".join(jobs), "-o", "%A"]
-        gone_s = _wait(lambda: not run(listing, check=False).stdout.strip(), "ended") - began_s
+        gone_s = _wait(lambda: not self._live(jobs), "ended") - began_s
         return Batch(count, accepted_s, started_s, gone_s)
+
+    def _live(self, jobs: set[JobId]) -> bool:
+        listed = asyncio.run(self._slurm.jobs())
+        return any(job.job_id in jobs and holds_resources(job.state) for job in listed)
 
     def _pods(self, directory: Path, name: str, count: int) -> tuple[Batch, int]:
         """The batch, and the hub's memory when all its pods were known and had started."""
@@ -275,10 +287,11 @@ class ScaleBench:
             # As most pods have it; it is a third of such a pod's size.
             item["spec"]["automountServiceAccountToken"] = True
         prefix = f"{self._run_id}-known-"
-        listing = ["squeue", "--noheader", "--states=PENDING", "-u", str(os.getuid()), "-o", "%j"]
 
         def queued() -> bool:
-            return run(listing).stdout.count(prefix) >= count
+            listed = asyncio.run(self._slurm.jobs())
+            waiting = (job for job in listed if stage_of(job.state) is Stage.QUEUED)
+            return sum(job.name.startswith(prefix) for job in waiting) >= count
 
         async with self._client() as client:
             began_s = time.monotonic()

@@ -6,6 +6,7 @@ started, so that its own start counts too.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -22,6 +23,8 @@ from slurmlet.base.processes import run
 from slurmlet.bench import bench_image, start_marks
 from slurmlet.bench.statistics import Summary, summary
 from slurmlet.model.launch_mode import BATCH, LAUNCH_ANNOTATION
+from slurmlet.model.slurm_values import JobSpec
+from slurmlet.slurm.commands import CommandSlurm
 from slurmlet.upstream.binaries import find
 
 
@@ -50,6 +53,7 @@ class StartupBench:
         if kubectl is None or not files.kubeconfig.exists():
             raise UserError(f"cluster {cluster!r} is not there", hint=f"Run: slurmlet up -c {cluster}")
         self._kubectl = [str(kubectl), "--kubeconfig", str(files.kubeconfig)]
+        self._slurm = CommandSlurm()
         self._image, self._launch, self._runtime_class = image, launch, runtime_class
         # kubectl reads the server's whole schema to check a manifest: more than a third of what it costs.
         self._create = ["create", "-f", "-"] if validate else ["create", "--validate=false", "-f", "-"]
@@ -72,7 +76,7 @@ class StartupBench:
         mark = directory / name
         script = f"#!/bin/sh\n: > {shlex.quote(str(mark))}\n"
         began_s = time.time()
-        run(["sbatch", "--parsable", "--output=/dev/null", "--ntasks=1", "--mem=32M"], stdin=script)
+        asyncio.run(self._slurm.submit(JobSpec(name, script, output="/dev/null", tasks=1, memory_mb=32)))
         return start_marks.moment_s(mark) - began_s
 
     def _pod(self, directory: Path, name: str) -> float:

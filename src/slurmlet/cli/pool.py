@@ -29,11 +29,9 @@ def command() -> None:
 @_CLUSTER
 def add(count: int, words: str, cluster: str) -> None:
     """COUNT more pool nodes, each a Slurm job of its own."""
-    import shlex
-
     from slurmlet.controlplane import pool_size
 
-    spec = pool_size.grow(ClusterFiles.named(cluster), count, shlex.split(words))
+    spec = pool_size.grow(ClusterFiles.named(cluster), count, pool_size.options_of(words))
     console.say(f"The pool will have {spec.least} nodes. They serve pods as soon as Slurm grants them.")
 
 
@@ -62,11 +60,9 @@ def rm(names: tuple[str, ...], cluster: str) -> None:
 @_CLUSTER
 def size(least: int, most: int, idle_s: float | None, words: str, cluster: str) -> None:
     """How large the pool may be."""
-    import shlex
-
     from slurmlet.controlplane import pool_size
 
-    spec = pool_size.set_size(ClusterFiles.named(cluster), least, most, shlex.split(words), idle_s)
+    spec = pool_size.set_size(ClusterFiles.named(cluster), least, most, pool_size.options_of(words), idle_s)
     console.say(f"The pool will have {spec.least} to {spec.most} nodes.")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 from slurmlet.base.errors import SlurmletError
@@ -9,36 +10,43 @@ from slurmlet.model.job_states import holds_resources
 from slurmlet.model.pod_job import uid_of
 from slurmlet.model.pool import node_of
 from slurmlet.model.slurm_values import Job
-from slurmlet.slurm.client import Scheduler, SlurmClient
+from slurmlet.slurm.commands import CommandSlurm
+from slurmlet.slurm.interface import Slurm
 
 GONE_S = 60.0
 _POLL_S = 0.25
 _AGAIN_S = 5.0
 
 
-def live_jobs(cluster_id: str, slurm: Scheduler | None = None) -> list[Job]:
-    slurm = slurm or SlurmClient()
+def live_jobs(cluster_id: str, slurm: Slurm | None = None) -> list[Job]:
+    return asyncio.run(_live_jobs(cluster_id, slurm or CommandSlurm()))
+
+
+def cancel_all(cluster_id: str, slurm: Slurm | None = None, *, limit_s: float = GONE_S) -> int:
+    """Cancel every job of the cluster and wait until Slurm holds nothing for them; returns how many there were."""
+    return asyncio.run(_cancel_all(cluster_id, slurm or CommandSlurm(), limit_s))
+
+
+async def _live_jobs(cluster_id: str, slurm: Slurm) -> list[Job]:
     return [
         job
-        for job in slurm.jobs()
+        for job in await slurm.jobs()
         if (uid_of(cluster_id, job.comment) is not None or node_of(cluster_id, job.comment))
         and holds_resources(job.state)
     ]
 
 
-def cancel_all(cluster_id: str, slurm: Scheduler | None = None, *, limit_s: float = GONE_S) -> int:
-    """Cancel every job of the cluster and wait until Slurm holds nothing for them; returns how many there were."""
-    slurm = slurm or SlurmClient()
+async def _cancel_all(cluster_id: str, slurm: Slurm, limit_s: float) -> int:
     deadline_s = time.monotonic() + limit_s
     seen: set[str] = set()
     asked_s = float("-inf")
-    while jobs := live_jobs(cluster_id, slurm):
+    while jobs := await _live_jobs(cluster_id, slurm):
         if time.monotonic() > deadline_s:
             raise SlurmletError(f"{len(jobs)} jobs do not end within {limit_s:g} s, such as {jobs[0].job_id}")
         seen.update(job.job_id for job in jobs)
-        # Again from time to time: an sbatch that was under way when the hub ended shows up late.
+        # Again from time to time: a submission that was under way when the hub ended shows up late.
         if time.monotonic() - asked_s > _AGAIN_S:
-            slurm.cancel([job.job_id for job in jobs])
+            await slurm.cancel([job.job_id for job in jobs])
             asked_s = time.monotonic()
-        time.sleep(_POLL_S)
+        await asyncio.sleep(_POLL_S)
     return len(seen)

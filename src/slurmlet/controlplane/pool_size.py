@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from slurmlet.base.errors import UserError
+from slurmlet.base.errors import RefusedPod, UserError
 from slurmlet.base.files import locked, read_json, write_json
 from slurmlet.base.layout import ClusterFiles
 from slurmlet.controlplane import cluster_config as configs
 from slurmlet.controlplane.api_probe import ApiProbe
 from slurmlet.model.pool import PoolSpec, spec_of
-from slurmlet.slurm.pooljobs import PoolJob, pool_jobs
+from slurmlet.model.pooljobs import PoolJob, pool_jobs
+from slurmlet.model.sbatch_options import parse_words
+from slurmlet.model.slurm_values import Option
+from slurmlet.slurm.commands import CommandSlurm
+
+
+def options_of(line: str) -> list[Option]:
+    """Of `--sbatch`. Raises UserError for what is no option that a pool node's job can have."""
+    try:
+        return parse_words("--sbatch", shlex.split(line))
+    except ValueError as error:
+        raise UserError(f"--sbatch: {error}", hint="Balance the quotes.") from error
+    except RefusedPod as error:
+        raise UserError(error.message, hint=error.hint) from error
 
 
 def load(files: ClusterFiles) -> PoolSpec:
@@ -27,7 +42,7 @@ def change(files: ClusterFiles, changed: Callable[[PoolSpec], PoolSpec]) -> Pool
         spec = changed(load(files))
         if spec.unwanted:
             # Names of nodes that are long gone need not be kept.
-            live = {one.node for one in pool_jobs(config.id)}
+            live = {one.node for one in _pool_jobs(config.id)}
             spec = replace(spec, unwanted=spec.unwanted & live)
         if not 0 <= spec.least <= spec.most:
             raise UserError(
@@ -50,7 +65,7 @@ def set_size(
     files: ClusterFiles,
     least: int,
     most: int | None = None,
-    options: Sequence[str] = (),
+    options: Sequence[Option] = (),
     idle_s: float | None = None,
 ) -> PoolSpec:
     def changed(spec: PoolSpec) -> PoolSpec:
@@ -65,7 +80,7 @@ def set_size(
     return change(files, changed)
 
 
-def grow(files: ClusterFiles, count: int, options: Sequence[str] = ()) -> PoolSpec:
+def grow(files: ClusterFiles, count: int, options: Sequence[Option] = ()) -> PoolSpec:
     return change(
         files,
         lambda spec: replace(
@@ -79,7 +94,7 @@ def grow(files: ClusterFiles, count: int, options: Sequence[str] = ()) -> PoolSp
 
 def shrink(files: ClusterFiles, names: Sequence[str]) -> PoolSpec:
     """Named members go, drained first; the pool is smaller by as many."""
-    known = {one.node for one in pool_jobs(configs.load_existing(files).id)}
+    known = {one.node for one in _pool_jobs(configs.load_existing(files).id)}
     if unknown := sorted(set(names) - known):
         raise UserError(f"no such pool node: {', '.join(unknown)}", hint="See: slurmlet pool ls")
     names = sorted(set(names) - load(files).unwanted)
@@ -110,8 +125,12 @@ def members(files: ClusterFiles) -> list[dict[str, Any]]:
             "ready": ready.get(one.node, False),
             "time_left": _left(one),
         }
-        for one in pool_jobs(config.id)
+        for one in _pool_jobs(config.id)
     ]
+
+
+def _pool_jobs(cluster_id: str) -> list[PoolJob]:
+    return pool_jobs(cluster_id, asyncio.run(CommandSlurm().jobs()))
 
 
 def _left(job: PoolJob) -> str | None:

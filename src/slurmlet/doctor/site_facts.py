@@ -20,7 +20,7 @@ from slurmlet.base.console import Steps
 from slurmlet.base.errors import SlurmletError
 from slurmlet.base.processes import run
 from slurmlet.doctor import reachability
-from slurmlet.slurm import immediate, probing
+from slurmlet.slurm import configuration, immediate, task
 from slurmlet.upstream import binaries as locating
 from slurmlet.upstream import pins
 
@@ -57,13 +57,13 @@ def collect(steps: Steps, *, partition: str | None, wait_s: float = QUEUE_WAIT_S
     with steps.step("looking at this host"):
         here = _probe_here({})
         binaries = _binaries()
-    missing = tuple(probing.missing_commands())
+    missing = tuple(configuration.missing_commands())
     if missing:
         return Findings(here=here, missing_commands=missing, binaries=binaries)
     config, problem = _slurm_config()
     if problem:
         return Findings(here=here, slurm_problem=problem, binaries=binaries)
-    at_once = immediate.look_at_site().problem
+    at_once = immediate.look_at_site(configuration.capabilities_of(config)).problem
     with steps.step("looking at a compute node, through a small job"):
         job = _probe_node(partition, wait_s)
     node = _parse(job.output)
@@ -80,15 +80,15 @@ def collect(steps: Steps, *, partition: str | None, wait_s: float = QUEUE_WAIT_S
 
 def _slurm_config() -> tuple[dict[str, str], str]:
     try:
-        return probing.show_config(), ""
+        return configuration.show_config(), ""
     except SlurmletError as error:
         return {}, error.message
 
 
-def _probe_node(partition: str | None, wait_s: float) -> probing.ProbeJob:
+def _probe_node(partition: str | None, wait_s: float) -> task.ProbeJob:
     with _home_file() as home, reachability.beacon() as beacon:
         wanted = {"home": home, "login": asdict(beacon)}
-        return probing.run_on_node(_program(wanted), partition=partition, wait_s=wait_s)
+        return task.run_on_node(_program(wanted), partition=partition, wait_s=wait_s)
 
 
 def _probe_here(wanted: Mapping[str, Any]) -> Facts | None:

@@ -23,7 +23,7 @@ from slurmlet.hub.allocations.agents import Agents
 from slurmlet.hub.allocations.gang_controller import GangKeeper
 from slurmlet.hub.allocations.offered_objects import offer
 from slurmlet.hub.allocations.pool_controller import PoolKeeper
-from slurmlet.hub.hub_metrics import CountedScheduler, Counts
+from slurmlet.hub.hub_metrics import CountedSlurm, Counts
 from slurmlet.hub.hub_settings import SERVER_NAME, Settings
 from slurmlet.hub.jobs.job_watch import SlurmWatch
 from slurmlet.hub.kubelet import metrics_api
@@ -54,10 +54,13 @@ from slurmlet.kube.client import AT_ONCE, ApiClient, ApiError
 from slurmlet.kube.events import EventRecorder
 from slurmlet.kube.reflector import Reflector
 from slurmlet.model.partition_node import HubFacts
-from slurmlet.slurm.client import Scheduler, SlurmClient
+from slurmlet.slurm.commands import CommandSlurm
+from slurmlet.slurm.interface import Slurm
 
 log = logging.getLogger(__name__)
 _API_PATIENCE_S = 0.1
+# Only for people to read: a hub does not wait long for it.
+_VERSION_S = 3.0
 _REGISTER_AGAIN_S = 0.5
 _TLS_BUFFER_BYTES = 32 << 10
 _FILES = 65536
@@ -73,10 +76,11 @@ async def serve(directory: Path) -> None:
     counts = Counts()
     # Leases must not wait behind a burst of pods: nodes have a client of their own.
     async with _api(settings, counts, settings.requests_at_once) as client, _api(settings, counts) as prompt:
-        await _wait_for_api(client)
+        slurm = CountedSlurm(CommandSlurm(), counts)
+        version, _ = await asyncio.gather(_slurm_version(slurm), _wait_for_api(client))
         await dns_rbac.grant(client)
         async with asyncio.TaskGroup() as tasks:
-            hub = _Hub(settings, client, prompt, counts, tasks)
+            hub = _Hub(settings, client, prompt, counts, slurm, version, tasks)
             await hub.prepare()
             await hub.listen()
             for name, work in hub.root_tasks().items():
@@ -120,22 +124,24 @@ class _Hub:
         client: ApiClient,
         prompt: ApiClient,
         counts: Counts,
+        slurm: Slurm,
+        slurm_version: str,
         tasks: asyncio.TaskGroup,
     ) -> None:
+        self._slurm = slurm
         self._settings, self._client, self._prompt, self._counts = settings, client, prompt, counts
         self._earlier = read_json(settings.files.hub) or {}
         self._ports = {
             "kubelet_port": free_port(ANY, self._earlier.get("kubelet_port")),
             "metrics_port": free_port(settings.api_address, self._earlier.get("metrics_port")),
         }
-        self._slurm = slurm = CountedScheduler(SlurmClient(), counts)
         store = Store(store_dir())
         self._events = EventRecorder(client, settings.host)
         self._watch = SlurmWatch(settings, slurm, lambda: self._pods.slurm_looked())
         self._authority = authority = RunnerAuthority(settings)
-        self._launcher = launcher = Launcher(settings, self._watch)
+        self._launcher = launcher = Launcher(settings, slurm, self._watch)
         submitter = Submitter(settings, slurm, self._watch, authority, launcher)
-        facts = _facts(settings, slurm, self._ports["kubelet_port"])
+        facts = _facts(settings, slurm_version, self._ports["kubelet_port"])
         self._nodes = NodeKeeper(settings, prompt, slurm, self._events, facts, store.list)
         images = Images(store, client, self._events, settings.pulls_at_once)
         self._notes = Notes(client)
@@ -143,7 +149,7 @@ class _Hub:
         self._network = _network(settings, client, self._events, self._services)
         self._agents = Agents(on_pod=lambda uid: self._pods.news_of(uid))
         self._allocations = AllocationKeeper(
-            settings, prompt, self._agents, self._watch, self._events, facts, store.list
+            settings, prompt, slurm, self._agents, self._watch, self._events, facts, store.list
         )
         queue = QueueLane(submitter, self._watch, self._nodes, slurm)
         agent_lane = AgentLane(settings, self._agents, authority, self._watch)
@@ -283,12 +289,16 @@ async def _register_metrics(client: ApiClient, settings: Settings, port: int) ->
             await asyncio.sleep(_REGISTER_AGAIN_S)
 
 
-def _facts(settings: Settings, slurm: Scheduler, kubelet_port: int) -> HubFacts:
+async def _slurm_version(slurm: Slurm) -> str:
     try:
-        version = slurm.version()
-    except SlurmletError as error:
-        log.warning("Slurm's version is not known: %s", error.message)
-        version = "unknown"
+        async with asyncio.timeout(_VERSION_S):
+            return (await slurm.capabilities()).version
+    except (SlurmletError, TimeoutError) as error:
+        log.warning("Slurm's version is not known: %s", error)
+        return "unknown"
+
+
+def _facts(settings: Settings, version: str, kubelet_port: int) -> HubFacts:
     return HubFacts(
         address=settings.api_address,
         host=settings.host,

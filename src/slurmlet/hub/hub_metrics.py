@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from slurmlet.model.ids import JobId
-from slurmlet.model.slurm_values import EndedJob, Job, Partition
+from slurmlet.model.slurm_values import JobSpec
 from slurmlet.model.stats_summary import Family
-from slurmlet.slurm.client import Scheduler
+from slurmlet.slurm.interface import Slurm
 
 _BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -64,34 +64,23 @@ class Counts:
         return [requests, took, failures]
 
 
-class CountedScheduler:
-    """A Scheduler whose submissions are timed."""
+class CountedSlurm:
+    """A Slurm whose submissions are timed."""
 
-    def __init__(self, scheduler: Scheduler, counts: Counts) -> None:
-        self._scheduler = scheduler
+    def __init__(self, slurm: Slurm, counts: Counts) -> None:
         self._counts = counts
+        self._submit = slurm.submit
+        self.jobs, self.ended = slurm.jobs, slurm.ended
+        self.cancel, self.signal = slurm.cancel, slurm.signal
+        self.nodes, self.partitions = slurm.nodes, slurm.partitions
+        self.grants, self.capabilities = slurm.grants, slurm.capabilities
 
-    def submit(self, options: Sequence[str], script: str) -> JobId:
+    async def submit(self, spec: JobSpec) -> JobId:
         began_s = time.monotonic()
         try:
-            job_id = self._scheduler.submit(options, script)
+            job_id = await self._submit(spec)
         except Exception:
             self._counts.sbatch_failures += 1
             raise
         self._counts.sbatch.observe(time.monotonic() - began_s)
         return job_id
-
-    def jobs(self) -> list[Job]:
-        return self._scheduler.jobs()
-
-    def ended(self, job_ids: Sequence[JobId]) -> dict[JobId, EndedJob]:
-        return self._scheduler.ended(job_ids)
-
-    def cancel(self, job_ids: Sequence[JobId]) -> None:
-        self._scheduler.cancel(job_ids)
-
-    def partitions(self) -> list[Partition]:
-        return self._scheduler.partitions()
-
-    def version(self) -> str:
-        return self._scheduler.version()

@@ -6,6 +6,7 @@ this process ends and removes what is left.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -19,7 +20,6 @@ from typing import Any
 from slurmlet.base.console import say
 from slurmlet.base.errors import SlurmletError
 from slurmlet.base.files import read_json
-from slurmlet.base.processes import run
 from slurmlet.controlplane.cluster_config import ClusterConfig
 from slurmlet.controlplane.components import BINARIES, HUB
 from slurmlet.controlplane.run_files import read_components, run_files
@@ -30,13 +30,15 @@ from slurmlet.jobcluster.command_environment import command_environment
 from slurmlet.jobcluster.controlplane_start import Progress
 from slurmlet.jobcluster.run_directories import RunPlaces
 from slurmlet.jobcluster.step_tasks import agent_argv
-from slurmlet.slurm.grants import expand
+from slurmlet.model.hostlists import expand
+from slurmlet.slurm.commands import CommandSlurm
 from slurmlet.upstream.binaries import ensure
 
 _POLL_S = 0.02
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _DEFAULT_KILL_WAIT_S = 30.0
+_CONFIG_S = 2.0
 # Of the time between Slurm's SIGTERM and its SIGKILL, what pods and teardown need.
 _TEARDOWN_S = 3.0
 _STOP_S = 4.0
@@ -279,8 +281,6 @@ def _poll(pid: int) -> int | None:
 
 def _kill_wait_s() -> float:
     """How long Slurm waits between SIGTERM and SIGKILL here."""
-    with contextlib.suppress(SlurmletError, ValueError, IndexError):
-        shown = run(["scontrol", "show", "config"], timeout_s=2.0).stdout
-        line = next(line for line in shown.splitlines() if line.startswith("KillWait"))
-        return float(line.partition("=")[2].split()[0])
+    with contextlib.suppress(SlurmletError, TimeoutError):
+        return asyncio.run(asyncio.wait_for(CommandSlurm().capabilities(), _CONFIG_S)).kill_wait_s
     return _DEFAULT_KILL_WAIT_S

@@ -11,14 +11,16 @@ import hashlib
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 from slurmlet.base.errors import RefusedPod
 from slurmlet.model import quantities, sbatch_options
 from slurmlet.model.partition_node import KIND_LABEL, PARTITION_LABEL
-from slurmlet.model.pod_job import gres_of, without_rivals
+from slurmlet.model.pod_job import gres_of, with_options
 from slurmlet.model.pod_resources import pod_requests
+from slurmlet.model.slurm_values import JobSpec
 
 Obj = dict[str, Any]
 # Annotation of pods and Jobs; label of the pods; gate of the pods; label and taint of the nodes.
@@ -121,25 +123,20 @@ def taint(allocation: str) -> dict[str, str]:
 # The Slurm job.
 
 
-def options(pods: Sequence[Mapping[str, Any]], partition: str) -> list[str]:
-    """sbatch options for a slot per pod. Raises RefusedPod when an annotation asks for what would break the job."""
+def sized(spec: JobSpec, pods: Sequence[Mapping[str, Any]]) -> JobSpec:
+    """The job with a slot per pod. Raises RefusedPod when an annotation asks for what would break it."""
     asked: dict[str, Fraction] = {}
     for pod in pods:
         for resource, amount in pod_requests(pod["spec"]).items():
             asked[resource] = max(asked.get(resource, Fraction(0)), amount)
     cpus = max(1, quantities.ceil(asked.get("cpu", Fraction(1))))
     memory_mb = quantities.ceil(asked.get("memory", Fraction(0)) / 2**20)
-    gres = gres_of(asked)
-    words = [f"--ntasks={len(pods)}", f"--cpus-per-task={cpus}"]
-    if partition:
-        words.append(f"--partition={partition}")
-    if memory_mb:
-        # Not --mem, which is per host: how many slots a host has is for Slurm to say.
-        words.append(f"--mem-per-cpu={-(-memory_mb // cpus)}M")
-    if gres:
+    # Not memory of the host: how many slots a host has is for Slurm to say.
+    per_cpu_mb = -(-memory_mb // cpus) or None
+    spec = replace(spec, tasks=len(pods), cpus_per_task=cpus, memory_mb_per_cpu=per_cpu_mb)
+    if gres := gres_of(asked):
         # Per host too, and there is no such option per task that all versions know: one pod on each.
-        told = ",".join(f"{name}:{count}" for name, count in sorted(gres.items()))
-        words += [f"--nodes={len(pods)}", "--ntasks-per-node=1", f"--gres={told}"]
+        spec = replace(spec, nodes=len(pods), tasks_per_node=1, gres=tuple(sorted(gres.items())))
     for pod in pods:
         if (pod["spec"].get("nodeSelector") or {}).get(KIND_LABEL) == "partition":
             raise RefusedPod(
@@ -147,9 +144,9 @@ def options(pods: Sequence[Mapping[str, Any]], partition: str) -> list[str]:
                 hint="Leave out runtimeClassName queue and the node selector, or the annotation.",
             )
     extra, _ = sbatch_options.from_annotations(pods[0]["metadata"].get("annotations") or {})
-    if any(word.startswith("--ntasks=") for word in extra):
+    if any(name == "ntasks" for name, _ in extra):
         raise RefusedPod("--ntasks of a gang is the number of its pods", hint="Leave the annotation out.")
-    return [*without_rivals(words, extra), *extra]
+    return with_options(spec, extra)
 
 
 def script(runner: str, directory: str) -> str:

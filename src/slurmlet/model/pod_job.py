@@ -1,4 +1,4 @@
-"""A pod as a Slurm job: name, comment, options, script. Pure; `hub/pods/job_submission` hands the result to sbatch.
+"""A pod as a Slurm job: name, comment, size, script. Pure; `hub/pods/job_submission` hands the result to Slurm.
 
 The comment's first word is the key by which a job is found again: `slurmlet:<cluster id>:<pod uid>`.
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from slurmlet.model import quantities, sbatch_options
 from slurmlet.model.ids import PodUid
 from slurmlet.model.launch_mode import AUTO, BATCH, LAUNCH_ANNOTATION, launch_of
 from slurmlet.model.pod_resources import pod_requests
+from slurmlet.model.slurm_values import JobSpec, Option
 
 MARK = "slurmlet"
 JOB_ID_ANNOTATION = f"{sbatch_options.PREFIX}job-id"
@@ -24,10 +25,11 @@ HOST_ANNOTATION = f"{sbatch_options.PREFIX}host"
 # Written by the hub, so not a typing error of the user's.
 HUB_ANNOTATIONS = frozenset({JOB_ID_ANNOTATION, HOST_ANNOTATION})
 _KNOWN_ANNOTATIONS = HUB_ANNOTATIONS | {LAUNCH_ANNOTATION}
+# Options beside which Slurm refuses ours (it says "mutually exclusive").
 _RIVALS = {
-    "--mem": frozenset({"--mem-per-cpu", "--mem-per-gpu"}),
-    "--mem-per-cpu": frozenset({"--mem", "--mem-per-gpu"}),
-    "--cpus-per-task": frozenset({"--cpus-per-gpu", "--tres-per-task"}),
+    "memory_mb": frozenset({"mem-per-cpu", "mem-per-gpu"}),
+    "memory_mb_per_cpu": frozenset({"mem", "mem-per-gpu"}),
+    "cpus_per_task": frozenset({"cpus-per-gpu", "tres-per-task"}),
 }
 # An extended resource for each generic resource of the site's; dots stand for colons: gres-gpu.a100 is gpu:a100.
 GRES_PREFIX = f"{sbatch_options.PREFIX}gres-"
@@ -36,8 +38,7 @@ _GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
 
 @dataclass(frozen=True)
 class JobRequest:
-    options: tuple[str, ...]
-    script: str
+    spec: JobSpec
     notes: tuple[str, ...]  # annotations without effect, for an event
     asked_by: tuple[str, ...] = ()  # annotations that gave options, should Slurm refuse them
     launch: str = AUTO
@@ -69,8 +70,8 @@ def uid_of(cluster_id: str, job_comment: str) -> PodUid | None:
 
 
 def job_request(pod: Mapping[str, Any], place: JobPlace) -> JobRequest:
-    """The sbatch call for a pod. Raises RefusedPod when an annotation asks for what would break the job."""
-    metadata, spec = pod["metadata"], pod["spec"]
+    """The job of a pod. Raises RefusedPod when an annotation asks for what would break the job."""
+    metadata = pod["metadata"]
     annotations = metadata.get("annotations") or {}
     extra, notes = sbatch_options.from_annotations(annotations)
     notes += [
@@ -79,38 +80,24 @@ def job_request(pod: Mapping[str, Any], place: JobPlace) -> JobRequest:
     ]
     name, namespace = metadata["name"], metadata["namespace"]
     label = f"cluster={place.cluster} pod={namespace}/{name}"
-    options = [
-        f"--job-name={name}.{namespace}.{place.cluster}",
-        f"--comment={comment(place.cluster_id, metadata['uid'], label)}",
-        "--no-requeue",
-        # The environment sbatch runs in is our own short list, so ALL hands on nothing by accident.
-        "--export=ALL",
-        f"--output={str(place.log).replace('%', '%%')}",
-        "--open-mode=append",
-        f"--chdir={place.pod_dir}",
-        f"--partition={place.partition}",
-        "--nodes=1",
-        "--ntasks=1",
-        *without_rivals(_resource_options(spec), extra),
-        # Later words win in sbatch: what the annotations say overrides what we derived.
-        *extra,
-    ]
-    used = tuple(sbatch_options.used(annotations))
-    return JobRequest(
-        tuple(options), _script(place), tuple(notes), used, launch_of(annotations, place.launch)
-    )
-
-
-def _resource_options(spec: Mapping[str, Any]) -> list[str]:
-    asked = pod_requests(spec)
-    options = [f"--cpus-per-task={max(1, quantities.ceil(asked.get('cpu', Fraction(1))))}"]
+    asked = pod_requests(pod["spec"])
     memory_mb = quantities.ceil(asked.get("memory", Fraction(0)) / 2**20)
-    if memory_mb > 0:  # --mem=0 would mean all of the node's memory
-        options.append(f"--mem={memory_mb}M")
-    gres = gres_of(asked)
-    if gres:
-        options.append("--gres=" + ",".join(f"{name}:{count}" for name, count in sorted(gres.items())))
-    return options
+    spec = JobSpec(
+        name=f"{name}.{namespace}.{place.cluster}",
+        script=_script(place),
+        comment=comment(place.cluster_id, metadata["uid"], label),
+        partition=place.partition,
+        directory=str(place.pod_dir),
+        output=str(place.log),
+        nodes=1,
+        tasks=1,
+        cpus_per_task=max(1, quantities.ceil(asked.get("cpu", Fraction(1)))),
+        # 0 would mean all of the node's memory.
+        memory_mb=memory_mb or None,
+        gres=tuple(sorted(gres_of(asked).items())),
+    )
+    used = tuple(sbatch_options.used(annotations))
+    return JobRequest(with_options(spec, extra), tuple(notes), used, launch_of(annotations, place.launch))
 
 
 def gres_of(asked: Mapping[str, Fraction]) -> dict[str, int]:
@@ -135,19 +122,19 @@ def gres_name(resource: str) -> str:
     return "" if name == resource else name.replace(".", ":")
 
 
-def without_rivals(derived: list[str], extra: list[str]) -> list[str]:
-    """Our options less those that sbatch refuses beside one of the user's (it says "mutually exclusive")."""
-    given = {word.partition("=")[0] for word in extra}
-    if "--tres-per-task" in given and not any(
-        re.match(r"--tres-per-task=(.*,)?cpu\b", word) for word in extra
-    ):
-        given.discard("--tres-per-task")
-    return [word for word in derived if not given & _RIVALS.get(word.partition("=")[0], frozenset())]
+def with_options(spec: JobSpec, extra: Sequence[Option]) -> JobSpec:
+    """The job with options that a person wrote, less those sizes of ours that Slurm refuses beside one of them."""
+    given = {name for name, _ in extra}
+    per_task = [value or "" for name, value in extra if name == "tres-per-task"]
+    if not any(re.match(r"(.*,)?cpu\b", value) for value in per_task):
+        given.discard("tres-per-task")
+    refused: dict[str, Any] = {field: None for field, rivals in _RIVALS.items() if given & rivals}
+    return replace(spec, options=(*spec.options, *extra), **refused)
 
 
 def _script(place: JobPlace) -> str:
     """Paths of ours only, quoted; nothing from the manifest."""
-    # A site that signs in with a token hands it to sbatch; the pod has no business with it.
+    # A site that signs in with a token hands it to the job; the pod has no business with it.
     # Isolated, and without site: the runner needs the standard library only, and starts 3 ms earlier.
     argv = shlex.join(["python3", "-IS", str(place.runner), str(place.pod_dir)])
     return f"#!/bin/sh\nunset SLURM_JWT\nexec {argv}\n"

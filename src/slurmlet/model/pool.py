@@ -6,10 +6,13 @@ manage moves to others, the rest finishes; only then does its job end.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from slurmlet.model.ids import JobId
+from slurmlet.model.sbatch_options import parse_words
+from slurmlet.model.slurm_values import Option
 
 MARK = "slurmlet-pool"
 RETIRING_ANNOTATION = "slurmlet.io/retiring"
@@ -25,7 +28,7 @@ class PoolSpec:
 
     least: int = 0
     most: int = 0
-    options: tuple[str, ...] = ()  # of sbatch
+    options: tuple[Option, ...] = ()  # of the job of each member
     idle_s: float = 120.0
     unwanted: frozenset[str] = frozenset()  # members that were named to go
 
@@ -34,16 +37,23 @@ def spec_of(raw: Mapping[str, Any]) -> PoolSpec:
     return PoolSpec(
         least=int(raw.get("least", 0)),
         most=int(raw.get("most", 0)),
-        options=tuple(raw.get("options", ())),
+        options=_options(raw.get("options", ())),
         idle_s=float(raw.get("idle_s", PoolSpec.idle_s)),
         unwanted=frozenset(raw.get("unwanted", ())),
     )
 
 
+def _options(raw: Sequence[Any]) -> tuple[Option, ...]:
+    """Pairs of name and value; words of sbatch's where an earlier slurmlet wrote them."""
+    if all(isinstance(one, str) for one in raw):
+        return tuple(parse_words("the pool's --sbatch", [str(one) for one in raw]))
+    return tuple((str(name), None if value is None else str(value)) for name, value in raw)
+
+
 @dataclass(frozen=True)
 class Member:
     name: str
-    job_id: str
+    job_id: JobId
     queued: bool
     ready: bool = False
     pods: int = 0
@@ -135,12 +145,3 @@ def node_of(cluster_id: str, job_comment: str) -> str:
     """The pool node that a job is, or "" for another job."""
     parts = job_comment.split(" ")[0].split(":")
     return parts[2] if len(parts) == 3 and parts[:2] == [MARK, cluster_id] else ""
-
-
-def seconds(text: str) -> float | None:
-    """Slurm's "1-02:03:04", "10:00"; None for UNLIMITED and what is not set."""
-    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text.strip())
-    if found is None:
-        return None
-    days, hours, minutes, secs = (int(part or 0) for part in found.groups())
-    return float(((days * 24 + hours) * 60 + minutes) * 60 + secs)

@@ -1,15 +1,16 @@
 """Which sbatch options a manifest may set, and how annotations spell them.
 
 An allow-list of whole names: sbatch accepts any unambiguous abbreviation (`--wra` is `--wrap`), so a deny-list could be
-walked around. Every accepted option leaves here as one `--name=value` word, so a value can never become an option.
+walked around. Every accepted option leaves here as a pair of its name and its value.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from slurmlet.base.errors import RefusedPod
+from slurmlet.model.slurm_values import Option
 
 PREFIX = "slurmlet.io/"
 
@@ -66,9 +67,9 @@ _SLINKY_KNOWN = {f"{_SLINKY}{name}" for name in (*_SLINKY_NAMED, "min-nodes", "m
 _KNOWN_OWN = {f"{PREFIX}{name}" for name in (*_NAMED, "exclusive", "sbatch")}
 
 
-def from_annotations(annotations: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """(options as `--name=value`, notes on annotations that have no effect). Raises RefusedPod naming the annotation."""
-    options: list[str] = []
+def from_annotations(annotations: Mapping[str, str]) -> tuple[list[Option], list[str]]:
+    """(options, notes on annotations that have no effect). Raises RefusedPod naming the annotation."""
+    options: list[Option] = []
     for name, option in _NAMED.items():
         _take(options, annotations, PREFIX + name, option)
     for name, option in _SLINKY_NAMED.items():
@@ -83,51 +84,57 @@ def from_annotations(annotations: Mapping[str, str]) -> tuple[list[str], list[st
     return options, notes
 
 
-def _take(options: list[str], annotations: Mapping[str, str], key: str, option: str) -> None:
+def _take(options: list[Option], annotations: Mapping[str, str], key: str, option: str) -> None:
     if key in annotations:
-        options.append(f"--{option}={_checked(key, annotations[key])}")
+        options.append((option, _checked(key, annotations[key])))
 
 
-def _take_nodes(options: list[str], annotations: Mapping[str, str]) -> None:
+def _take_nodes(options: list[Option], annotations: Mapping[str, str]) -> None:
     low, high = annotations.get(f"{_SLINKY}min-nodes"), annotations.get(f"{_SLINKY}max-nodes")
     if low or high:
         both = "-".join(_checked(f"{_SLINKY}min-nodes", value) for value in (low or "1", high) if value)
-        options.append(f"--nodes={both}")
+        options.append(("nodes", both))
 
 
-def _take_exclusive(options: list[str], annotations: Mapping[str, str], key: str) -> None:
+def _take_exclusive(options: list[Option], annotations: Mapping[str, str], key: str) -> None:
     value = annotations.get(key)
     if value is None or value.lower() == "false":
         return
     plain = value.lower() in ("", "true")
-    options.append("--exclusive" if plain else f"--exclusive={_checked(key, value)}")
+    options.append(("exclusive", None if plain else _checked(key, value)))
 
 
-def parse_line(key: str, line: str) -> list[str]:
+def parse_line(key: str, line: str) -> list[Option]:
     """Options written as on a command line, with shell quoting; each checked against the allow-list."""
     try:
         words = shlex.split(line)
     except ValueError as error:
         raise RefusedPod(f"annotation {key}: {error}", hint="Balance the quotes.") from error
-    options: list[str] = []
+    return parse_words(f"annotation {key}", words)
+
+
+def parse_words(where: str, given: Sequence[str]) -> list[Option]:
+    """The same, of words; `where` they were written, for the refusal."""
+    options: list[Option] = []
+    words = list(given)
     while words:
-        name, value = _option_name(key, words.pop(0))
+        name, value = _option_name(where, words.pop(0))
         if name in _FLAGS:
             if value is not None:
-                raise RefusedPod(f"annotation {key}: --{name} takes no value", hint=f"Write --{name} alone.")
-            options.append(f"--{name}")
+                raise RefusedPod(f"{where}: --{name} takes no value", hint=f"Write --{name} alone.")
+            options.append((name, None))
         elif value is not None:
-            options.append(f"--{name}={_checked(key, value)}")
+            options.append((name, _checked_at(where, value)))
         elif name in _OPTIONAL_VALUE:
-            options.append(f"--{name}")
+            options.append((name, None))
         elif words:
-            options.append(f"--{name}={_checked(key, words.pop(0))}")
+            options.append((name, _checked_at(where, words.pop(0))))
         else:
-            raise RefusedPod(f"annotation {key}: --{name} needs a value", hint=f"Write --{name}=VALUE.")
+            raise RefusedPod(f"{where}: --{name} needs a value", hint=f"Write --{name}=VALUE.")
     return options
 
 
-def _option_name(key: str, word: str) -> tuple[str, str | None]:
+def _option_name(where: str, word: str) -> tuple[str, str | None]:
     if word.startswith("--"):
         name, equals, value = word[2:].partition("=")
         found = value if equals else None
@@ -135,12 +142,12 @@ def _option_name(key: str, word: str) -> tuple[str, str | None]:
         name, found = _SHORT.get(word[1], word[:2]), word[2:].removeprefix("=") or None
     else:
         raise RefusedPod(
-            f"annotation {key}: {word!r} is not an option",
-            hint="The annotation holds sbatch options only, such as --constraint=ib --nice=100.",
+            f"{where}: {word!r} is not an option",
+            hint="Only sbatch options can be given here, such as --constraint=ib --nice=100.",
         )
     if name not in _VALUED and name not in _FLAGS and name not in _OPTIONAL_VALUE:
         raise RefusedPod(
-            f"annotation {key}: sbatch option {word.split('=')[0]!r} cannot be used for a pod",
+            f"{where}: sbatch option {word.split('=')[0]!r} cannot be used here",
             hint=f"Options must be written in full and not change how slurmlet runs the job; allowed: "
             f"{', '.join(sorted(_VALUED | _FLAGS | _OPTIONAL_VALUE))}.",
         )
@@ -148,9 +155,13 @@ def _option_name(key: str, word: str) -> tuple[str, str | None]:
 
 
 def _checked(key: str, value: str) -> str:
+    return _checked_at(f"annotation {key}", value)
+
+
+def _checked_at(where: str, value: str) -> str:
     if not value or any(ord(char) < 32 or ord(char) == 127 for char in value):
         raise RefusedPod(
-            f"annotation {key}: value {value!r} is empty or has control characters",
+            f"{where}: value {value!r} is empty or has control characters",
             hint="Write one line of printable text.",
         )
     return value

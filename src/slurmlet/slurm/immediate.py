@@ -22,11 +22,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurmlet.base.errors import SlurmletError
-from slurmlet.base.processes import CommandError, Completed, run
+from slurmlet.base.errors import SlurmError, SlurmletError
+from slurmlet.base.processes import Completed, run
 from slurmlet.model.ids import JobId
-from slurmlet.slurm.client import command_environment
-from slurmlet.slurm.probing import show_config
+from slurmlet.model.slurm_values import Capabilities
+from slurmlet.slurm.environment import command_environment
 
 # Both are said with -v, in the same words from 20.11 to 26.05.
 _GRANTED = re.compile(r"^srun: jobid (\d+): nodes\(", re.MULTILINE)
@@ -64,15 +64,11 @@ class Site:
     problem: str = ""
 
 
-def look_at_site() -> Site:
+def look_at_site(capabilities: Capabilities) -> Site:
     """Whether a job can be let go of and ended here. Tries the library, in a process of its own."""
-    try:
-        config = show_config()
-    except CommandError as error:
-        return Site(problem=error.message)
-    if (limit := config.get("InactiveLimit", "0").split()[0]) != "0":
-        return Site(problem=f"InactiveLimit is {limit}: Slurm ends jobs whose srun is gone")
-    for library in libraries(config.get("PluginDir", "")):
+    if capabilities.immediate_problem:
+        return Site(problem=capabilities.immediate_problem)
+    for library in libraries(capabilities.plugin_dirs):
         done = _runner("complete", library, check=False)
         if done.ok:
             return Site(library)
@@ -124,7 +120,7 @@ class Launch:
         self._reader = reader
 
     def granted(self) -> JobId:
-        """The job's id once it has its resources. Raises NotNow, or a transient CommandError when srun does not say."""
+        """The job's id once it has its resources. Raises NotNow, or a transient SlurmError when srun does not say."""
         found = self._wait_for(_GRANTED, _GRANT_S)
         if found is not None:
             return JobId(found[1])
@@ -132,7 +128,8 @@ class Launch:
         self._abandon()
         if answered:
             raise NotNow(self.complaint)
-        raise CommandError(["srun"], None, f"no answer within {_GRANT_S:g} s", transient=True)
+        text = f"srun failed: no answer within {_GRANT_S:g} s"
+        raise SlurmError(text, reason="SlurmUnavailable", transient=True)
 
     def started(self, job_id: JobId) -> None:
         """Wait for the task's start, then let go. Raises LaunchFailed."""
@@ -214,10 +211,10 @@ def _is_srun(pid: int) -> bool:
     return False
 
 
-def steps(environment: Mapping[str, str]) -> set[JobId]:
+def steps() -> set[JobId]:
     """Jobs of this user that have a step with tasks of ours. Raises CommandError."""
     argv = ["squeue", "--noheader", "--steps", "-u", str(os.getuid()), "-o", "%i"]
-    return parse_steps(run(argv, timeout_s=_COMPLETE_S, env=environment).stdout)
+    return parse_steps(run(argv, timeout_s=_COMPLETE_S, env=command_environment()).stdout)
 
 
 def parse_steps(text: str) -> set[JobId]:
@@ -226,10 +223,11 @@ def parse_steps(text: str) -> set[JobId]:
     return {JobId(job) for job, _, step in pairs if job.isdecimal() and step != "extern"}
 
 
-def step_status(job_id: JobId, environment: Mapping[str, str]) -> int | None:
+def step_status(job_id: JobId) -> int | None:
     """The wait status of the job's first step, from accounting; None where it is not known. Raises CommandError."""
     argv = ["sacct", "--noheader", "--parsable2", "-j", job_id, "-o", "JobIDRaw,ExitCode"]
-    return parse_status(job_id, run(argv, timeout_s=_COMPLETE_S, env=environment, check=False).stdout)
+    done = run(argv, timeout_s=_COMPLETE_S, env=command_environment(), check=False)
+    return parse_status(job_id, done.stdout)
 
 
 def parse_status(job_id: JobId, text: str) -> int | None:

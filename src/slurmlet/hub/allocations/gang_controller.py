@@ -27,8 +27,9 @@ from slurmlet.kube.reflector import Reflector
 from slurmlet.model import gangs, pool
 from slurmlet.model.ids import JobId
 from slurmlet.model.job_states import Stage, stage_of
-from slurmlet.slurm.client import Scheduler
-from slurmlet.slurm.pooljobs import PoolJob, gang_jobs
+from slurmlet.model.pooljobs import PoolJob, gang_jobs
+from slurmlet.model.slurm_values import JobSpec
+from slurmlet.slurm.interface import Slurm
 
 log = logging.getLogger(__name__)
 _TURN_S = 1.0
@@ -56,7 +57,7 @@ class GangKeeper:
         self,
         settings: Settings,
         client: ApiClient,
-        slurm: Scheduler,
+        slurm: Slurm,
         agents: Agents,
         nodes: AllocationKeeper,
         authority: RunnerAuthority,
@@ -105,7 +106,7 @@ class GangKeeper:
 
     async def _turn(self) -> bool:
         """Whether there is more to do without news of pods."""
-        jobs = await asyncio.to_thread(gang_jobs, self._settings.cluster_id)
+        jobs = gang_jobs(self._settings.cluster_id, await self._slurm.jobs())
         pods: dict[str, list[Obj]] = {}
         for pod in self._pods.values():
             if not gangs.is_over(pod):
@@ -174,7 +175,7 @@ class GangKeeper:
     async def _ask(self, key: str, pods: Sequence[Obj]) -> None:
         name = gangs.name_of(pods[0])
         try:
-            job_id = await asyncio.to_thread(self._submit, key, pods)
+            job_id = await self._submit(key, pods)
         except SlurmletError as error:
             if error.transient:
                 raise
@@ -187,25 +188,26 @@ class GangKeeper:
         self._tell(key, pods, "Normal", "GangSubmitted", text)
         self._wake.set()
 
-    def _submit(self, key: str, pods: Sequence[Obj]) -> JobId:
-        options = gangs.options(pods, gangs.partition_for(pods[0], self._partition_nodes()))
+    async def _submit(self, key: str, pods: Sequence[Obj]) -> JobId:
         name, files = f"gang-{key}-{secrets.token_hex(3)}", self._settings.files
-        # As many as there could be hosts: which of them Slurm will use is not known yet.
-        for number in range(len(pods)):
+        first, namespace = files.node(f"{name}-0"), pods[0]["metadata"]["namespace"]
+        spec = JobSpec(
+            name=f"{gangs.name_of(pods[0])}.{namespace}.{self._settings.cluster}",
+            script=gangs.script(str(files.runner), str(files.nodes / name)),
+            comment=pool.comment(self._settings.cluster_id, name),
+            partition=gangs.partition_for(pods[0], self._partition_nodes()),
+            directory=str(first.root),
+            output=str(first.job_log),
+        )
+        spec = gangs.sized(spec, pods)
+        await asyncio.to_thread(self._equip, name, len(pods))
+        return await self._slurm.submit(spec)
+
+    def _equip(self, name: str, most: int) -> None:
+        """As many as there could be hosts: which of them Slurm will use is not known yet."""
+        for number in range(most):
             node = f"{name}-{number}"
-            self._authority.equip(files.node(node), node, NODE_NAME_PREFIX)
-        first = files.node(f"{name}-0")
-        namespace = pods[0]["metadata"]["namespace"]
-        own = [
-            f"--job-name={gangs.name_of(pods[0])}.{namespace}.{self._settings.cluster}",
-            f"--comment={pool.comment(self._settings.cluster_id, name)}",
-            "--no-requeue",
-            "--export=ALL",
-            f"--output={str(first.job_log).replace('%', '%%')}",
-            "--open-mode=append",
-            f"--chdir={first.root}",
-        ]
-        return self._slurm.submit([*own, *options], gangs.script(str(files.runner), str(files.nodes / name)))
+            self._authority.equip(self._settings.files.node(node), node, NODE_NAME_PREFIX)
 
     # While there is one
 
@@ -252,7 +254,7 @@ class GangKeeper:
                 if agent.link is not None:
                     await agent.link.tell("end", grace_s=0)
         else:
-            await asyncio.to_thread(self._slurm.cancel, [JobId(job.job_id)])
+            await self._slurm.cancel([job.job_id])
 
     async def _tidy(self, allocations: set[str]) -> None:
         """Directories of allocations that are over, and of hosts they never had. Those of nodes go with their Node."""

@@ -28,8 +28,9 @@ from slurmlet.model.gangs import GANG
 from slurmlet.model.ids import JobId
 from slurmlet.model.job_states import Stage, stage_of
 from slurmlet.model.pool import Member, PoolSpec
-from slurmlet.slurm.client import Scheduler
-from slurmlet.slurm.pooljobs import PoolJob, pool_jobs
+from slurmlet.model.pooljobs import PoolJob, pool_jobs
+from slurmlet.model.slurm_values import JobSpec
+from slurmlet.slurm.interface import Slurm
 
 log = logging.getLogger(__name__)
 _TURN_S = 2.0
@@ -42,7 +43,7 @@ class PoolKeeper:
         self,
         settings: Settings,
         client: ApiClient,
-        slurm: Scheduler,
+        slurm: Slurm,
         agents: Agents,
         nodes: AllocationKeeper,
         authority: RunnerAuthority,
@@ -66,13 +67,13 @@ class PoolKeeper:
             await asyncio.sleep(_TURN_S)
 
     async def _turn(self, spec: PoolSpec) -> bool:
-        jobs = await asyncio.to_thread(pool_jobs, self._settings.cluster_id)
+        jobs = pool_jobs(self._settings.cluster_id, await self._slurm.jobs())
         members = [self._member(job) for job in jobs]
         waiting = await self._waiting_pods() if spec.most > spec.least else 0
         plan = pool.plan(spec, members, waiting)
-        ids = {one.name: JobId(one.job_id) for one in members}
+        ids = {one.name: one.job_id for one in members}
         for _ in range(min(plan.add, _MOST_AT_ONCE)):
-            await asyncio.to_thread(self._ask_for_one, spec)
+            await self._ask_for_one(spec)
         for name, why in plan.retire:
             await self._retire(name, why, ids[name])
         for name in plan.evict:
@@ -121,29 +122,29 @@ class PoolKeeper:
 
     # What is done
 
-    def _ask_for_one(self, spec: PoolSpec) -> None:
+    async def _ask_for_one(self, spec: PoolSpec) -> None:
         name = f"pool-{secrets.token_hex(3)}"
         files = self._settings.files.node(name)
-        self._authority.equip(files, name, NODE_NAME_PREFIX)
-        options = [
-            *spec.options,
-            f"--job-name={name}.{self._settings.cluster}",
-            f"--comment={pool.comment(self._settings.cluster_id, name)}",
-            "--nodes=1",
-            "--no-requeue",
-            f"--output={str(files.job_log).replace('%', '%%')}",
-            "--open-mode=append",
-            f"--chdir={files.root}",
-        ]
+        await asyncio.to_thread(self._authority.equip, files, name, NODE_NAME_PREFIX)
         argv = shlex.join(["python3", "-IS", str(self._settings.files.runner), "agent", str(files.root)])
-        job_id = self._slurm.submit(options, f"#!/bin/sh\nunset SLURM_JWT\nexec {argv}\n")
+        job = JobSpec(
+            name=f"{name}.{self._settings.cluster}",
+            script=f"#!/bin/sh\nunset SLURM_JWT\nexec {argv}\n",
+            comment=pool.comment(self._settings.cluster_id, name),
+            directory=str(files.root),
+            output=str(files.job_log),
+            nodes=1,
+            # A member is one host.
+            options=tuple(one for one in spec.options if one[0] != "nodes"),
+        )
+        job_id = await self._slurm.submit(job)
         log.info("pool: asked for node %s, Slurm job %s", name, job_id)
 
     async def _retire(self, name: str, why: str, job_id: JobId) -> None:
         log.info("pool: node %s goes: %s", name, why)
         if self._agents.get(name) is None:
             # Its job is in the queue, or has just begun: nothing can be on it.
-            await asyncio.to_thread(self._slurm.cancel, [job_id])
+            await self._slurm.cancel([job_id])
             return
         change = {
             "metadata": {"annotations": {pool.RETIRING_ANNOTATION: why}},
@@ -173,7 +174,7 @@ class PoolKeeper:
         if agent is not None and agent.link is not None:
             await agent.link.tell("end", grace_s=0)
         else:
-            await asyncio.to_thread(self._slurm.cancel, [job_id])
+            await self._slurm.cancel([job_id])
 
     async def _prefer_pool(self, there_is_one: bool) -> None:
         """While the pool has a node, pods go to the queue only when they do not fit there."""

@@ -18,7 +18,7 @@ from slurmlet.model import job_states, pod_job
 from slurmlet.model.ids import JobId, PodUid
 from slurmlet.model.job_states import Fate
 from slurmlet.model.slurm_values import EndedJob, Job
-from slurmlet.slurm.client import Scheduler
+from slurmlet.slurm.interface import Slurm
 
 log = logging.getLogger(__name__)
 # Two looks are never closer than this, however many ask.
@@ -30,7 +30,7 @@ _REST_PER_LOOK = 3.0
 class SlurmWatch:
     """What Slurm knows of this cluster's jobs, kept fresh."""
 
-    def __init__(self, settings: Settings, slurm: Scheduler, on_look: Callable[[], None]) -> None:
+    def __init__(self, settings: Settings, slurm: Slurm, on_look: Callable[[], None]) -> None:
         self._settings = settings
         self._slurm = slurm
         self._on_look = on_look
@@ -112,10 +112,10 @@ class SlurmWatch:
             self._begun += 1
             began_s = time.monotonic()
             try:
-                listed = await asyncio.to_thread(self._slurm.jobs)
+                listed = await self._slurm.jobs()
                 self._take(listed)
             except SlurmletError as error:
-                log.warning("squeue: %s", error.message)
+                log.warning("Slurm's jobs are not known: %s", error.message)
                 await asyncio.sleep(self._settings.busy_poll_s)
                 continue
             async with self._looked:
@@ -154,7 +154,7 @@ class SlurmWatch:
 class _Accounting:
     """How jobs ended. Those asked about while an answer is under way are asked about together, in the next question."""
 
-    def __init__(self, slurm: Scheduler) -> None:
+    def __init__(self, slurm: Slurm) -> None:
         self._slurm = slurm
         self._asked: dict[JobId, asyncio.Future[EndedJob | None]] = {}
         self._turn = asyncio.Lock()
@@ -171,7 +171,7 @@ class _Accounting:
     async def _ask(self) -> None:
         asked, self._asked = self._asked, {}
         try:
-            ended = await asyncio.to_thread(self._slurm.ended, list(asked))
+            ended = await self._slurm.ended(list(asked))
         except SlurmletError as error:
             for answer in asked.values():
                 answer.set_exception(error)

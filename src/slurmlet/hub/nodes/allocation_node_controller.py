@@ -25,7 +25,7 @@ from slurmlet.model import partition_node
 from slurmlet.model.ids import JobId
 from slurmlet.model.job_states import Stage
 from slurmlet.model.slurm_values import Grant
-from slurmlet.slurm.grants import granted
+from slurmlet.slurm.interface import Slurm
 
 log = logging.getLogger(__name__)
 _OURS = f"{partition_node.KIND_LABEL}={model.KIND}"
@@ -44,13 +44,14 @@ class AllocationKeeper:
         self,
         settings: Settings,
         client: ApiClient,
+        slurm: Slurm,
         agents: Agents,
         watch: SlurmWatch,
         events: EventRecorder,
         hub: partition_node.HubFacts,
         images: Callable[[], list[Image]] = list,
     ) -> None:
-        self._settings, self._client, self._agents = settings, client, agents
+        self._settings, self._client, self._slurm, self._agents = settings, client, slurm, agents
         self._watch, self._events, self._hub = watch, events, hub
         self._list_images = images
         self._records = NodeRecords(client, settings.lease_s)
@@ -165,7 +166,7 @@ class AllocationKeeper:
         task = self._grants.get(agent.job_id)
         if task is None:
             task = self._grants[agent.job_id] = asyncio.create_task(
-                asyncio.to_thread(granted, agent.job_id), name=f"grant of job {agent.job_id}"
+                self._slurm.grants(agent.job_id), name=f"grant of job {agent.job_id}"
             )
         assert agent.link is not None
         try:

@@ -21,7 +21,7 @@ from slurmlet.kube.events import EventRecorder
 from slurmlet.kube.reflector import Reflector
 from slurmlet.model import partition_node
 from slurmlet.model.slurm_values import Partition
-from slurmlet.slurm.client import Scheduler
+from slurmlet.slurm.interface import Slurm
 
 log = logging.getLogger(__name__)
 _OURS = f"{partition_node.KIND_LABEL}=partition"
@@ -36,7 +36,7 @@ class NodeKeeper:
         self,
         settings: Settings,
         client: ApiClient,
-        slurm: Scheduler,
+        slurm: Slurm,
         events: EventRecorder,
         hub: partition_node.HubFacts,
         images: Callable[[], list[Image]] = list,
@@ -114,7 +114,7 @@ class NodeKeeper:
             pass
 
     async def _look(self) -> None:
-        listed = await asyncio.to_thread(self._slurm.partitions)
+        listed = await self._slurm.partitions()
         chosen = self._settings.partitions
         mine = [one for one in listed if chosen is None or one.name in chosen]
         names = partition_node.node_names(one.name for one in mine)

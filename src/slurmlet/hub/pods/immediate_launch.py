@@ -21,10 +21,12 @@ from slurmlet.model import job_states, launch_mode
 from slurmlet.model.ids import JobId, PodUid
 from slurmlet.model.job_states import Stage
 from slurmlet.model.pod_job import JobRequest
-from slurmlet.model.slurm_values import Job
+from slurmlet.model.slurm_values import Job, JobSpec
 from slurmlet.slurm import immediate
-from slurmlet.slurm.client import Scheduler, command_environment
+from slurmlet.slurm.commandline import srun_words
+from slurmlet.slurm.environment import command_environment
 from slurmlet.slurm.immediate import Launch, NotNow, Site
+from slurmlet.slurm.interface import Slurm
 
 log = logging.getLogger(__name__)
 # Each is an srun with threads of its own: a burst of pods is cheaper, for this host and for Slurm, through sbatch.
@@ -45,8 +47,8 @@ _TASK = ("/bin/sh", "-c", 'unset SLURM_JWT; exec "$@" >>"$0" 2>&1')
 class Launcher:
     """Starts pods at once. `site` is known after `find_out`; until then everything goes to sbatch."""
 
-    def __init__(self, settings: Settings, watch: SlurmWatch) -> None:
-        self._settings, self._watch = settings, watch
+    def __init__(self, settings: Settings, slurm: Slurm, watch: SlurmWatch) -> None:
+        self._settings, self._slurm, self._watch = settings, slurm, watch
         self._environment = command_environment()
         self._under_way = 0
         self._slots = asyncio.Semaphore(_AT_ONCE)
@@ -55,7 +57,14 @@ class Launcher:
         self.site = _UNKNOWN
 
     async def find_out(self) -> None:
-        self.site = await asyncio.to_thread(immediate.look_at_site)
+        """Slurm that does not answer is asked again."""
+        while self.site is _UNKNOWN:
+            try:
+                known = await self._slurm.capabilities()
+                self.site = await asyncio.to_thread(immediate.look_at_site, known)
+            except SlurmletError as error:
+                log.warning("whether pods can start at once is not known yet: %s", error.message)
+                await asyncio.sleep(_PAUSE_S)
         if self.site.problem:
             log.warning("no pod is started at once: %s", self.site.problem)
 
@@ -68,12 +77,12 @@ class Launcher:
             tells = insists or not (self._told_problem or self.site is _UNKNOWN)
             self._told_problem = self._told_problem or tells
             return False, self.site.problem if tells else ""
-        if launch_mode.srun_options(request.options) is None:
+        if not launch_mode.can_start_at_once(request.spec):
             return False, "its Slurm options are for the queue" if insists else ""
-        return insists or (looks_free and self._is_calm(request.options)), ""
+        return insists or (looks_free and self._is_calm(request.spec)), ""
 
-    def _is_calm(self, options: Sequence[str]) -> bool:
-        until_s, _ = self._pauses.get(launch_mode.partition_of(options), (0.0, 0.0))
+    def _is_calm(self, spec: JobSpec) -> bool:
+        until_s, _ = self._pauses.get(spec.asked_partition, (0.0, 0.0))
         if self._under_way >= _AT_ONCE or time.monotonic() < until_s:
             return False
         # Where jobs of ours wait, one that comes later would only be told the same.
@@ -81,17 +90,15 @@ class Launcher:
         return not any(job_states.waits_for_resources(job) for job in jobs)
 
     async def launch(self, uid: PodUid, request: JobRequest) -> JobId:
-        """The job, started. Raises NotNow, LaunchFailed, or a transient CommandError that may hide a success."""
-        options = launch_mode.srun_options(request.options)
-        assert options is not None
+        """The job, started. Raises NotNow, LaunchFailed, or a transient SlurmError that may hide a success."""
         files = self._settings.files.pod(uid)
         runner = ["python3", "-IS", str(self._settings.files.runner), "step", self.site.library]
         task = [*_TASK, str(files.job_log), *runner, str(files.root)]
-        partition = launch_mode.partition_of(options)
+        partition = request.spec.asked_partition
         self._under_way += 1
         try:
             async with self._slots:
-                job_id = await asyncio.to_thread(self._start, options, task)
+                job_id = await asyncio.to_thread(self._start, request.spec, task)
         except NotNow:
             _, pause_s = self._pauses.get(partition, (0.0, _PAUSE_S / 2))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -102,8 +109,8 @@ class Launcher:
         self._pauses.pop(partition, None)
         return job_id
 
-    def _start(self, options: Sequence[str], task: Sequence[str]) -> JobId:
-        launch = Launch(options, task, self._environment)
+    def _start(self, spec: JobSpec, task: Sequence[str]) -> JobId:
+        launch = Launch(srun_words(spec), task, {**self._environment, **spec.environment})
         job_id = launch.granted()
         launch.started(job_id)
         return job_id
@@ -115,7 +122,7 @@ class LaunchKeeper:
     def __init__(
         self,
         settings: Settings,
-        slurm: Scheduler,
+        slurm: Slurm,
         watch: SlurmWatch,
         launcher: Launcher,
         is_linked: Callable[[PodUid], bool],
@@ -123,7 +130,6 @@ class LaunchKeeper:
     ) -> None:
         self._settings, self._slurm, self._watch, self._launcher = settings, slurm, watch, launcher
         self._is_linked, self._disowned = is_linked, disowned
-        self._environment = command_environment()
         self._suspects: set[JobId] = set()  # had no step when last looked at
         self._idle_since_s: dict[JobId, float] = {}  # have a step, and nobody has begun there
 
@@ -156,7 +162,7 @@ class LaunchKeeper:
             at_once = await asyncio.to_thread(self._started_at_once, [uid for uid, _ in alone.values()])
             ours = {job_id: uid for job_id, (uid, _) in alone.items() if uid in at_once}
         if ours:
-            with_step = await asyncio.to_thread(immediate.steps, self._environment)
+            with_step = await asyncio.to_thread(immediate.steps)
         without = ours.keys() - with_step
         await self._look_for_idle_steps({job_id: uid for job_id, uid in ours.items() if job_id in with_step})
         # Twice in a row: a step may just be coming, and what squeue told of the job may just be outdated.
@@ -195,7 +201,7 @@ class LaunchKeeper:
         status = await asyncio.to_thread(self._status, uid, job_id)
         log.info("Slurm job %s outlived its step: ending it with %s", job_id, status)
         if not await self._complete(job_id, status):
-            await asyncio.to_thread(self._slurm.cancel, [job_id])
+            await self._slurm.cancel([job_id])
         self._watch.poke()
 
     async def _complete(self, job_id: JobId, status: int | None) -> bool:
@@ -217,7 +223,7 @@ class LaunchKeeper:
             return
         log.info("Slurm job %s runs, and its pod never began: ending it", job_id)
         try:
-            await asyncio.to_thread(self._slurm.cancel, [job_id])
+            await self._slurm.cancel([job_id])
         finally:
             await asyncio.to_thread(claim.unlink, missing_ok=True)
         self._disowned(uid, job_id)
@@ -226,4 +232,4 @@ class LaunchKeeper:
         report = read_json(self._settings.files.pod(uid).report) or {}
         if report.get("phase") == "Done" and report.get("exit_code") is not None:
             return int(report["exit_code"]) << 8
-        return immediate.step_status(job_id, self._environment)
+        return immediate.step_status(job_id)

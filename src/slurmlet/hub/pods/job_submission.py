@@ -13,10 +13,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from slurmlet.base.clock import rfc3339
-from slurmlet.base.errors import RefusedPod
+from slurmlet.base.errors import RefusedPod, SlurmError
 from slurmlet.base.files import read_json, write_json
 from slurmlet.base.layout import PodFiles
-from slurmlet.base.processes import CommandError
 from slurmlet.hub.hub_settings import Settings
 from slurmlet.hub.jobs.job_watch import SlurmWatch
 from slurmlet.hub.pods.immediate_launch import LANE, Launcher
@@ -24,8 +23,8 @@ from slurmlet.hub.runner_credentials import RunnerAuthority
 from slurmlet.model.ids import JobId, PodUid
 from slurmlet.model.launch_mode import IMMEDIATE
 from slurmlet.model.pod_job import JobPlace, JobRequest, job_request
-from slurmlet.slurm.client import Scheduler
 from slurmlet.slurm.immediate import LaunchFailed, NotNow
+from slurmlet.slurm.interface import Slurm
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +39,7 @@ class Submitter:
     def __init__(
         self,
         settings: Settings,
-        slurm: Scheduler,
+        slurm: Slurm,
         watch: SlurmWatch,
         authority: RunnerAuthority,
         launcher: Launcher | None = None,
@@ -81,7 +80,7 @@ class Submitter:
             write_json(files.job, {"intent_at": rfc3339(), "not": [*_not_its(files), job_id]})
 
     async def submit(self, uid: PodUid, request: JobRequest, looks_free: bool = False) -> Submitted:
-        """Submit unless it is done already. Raises CommandError (transient: try again) or RefusedPod."""
+        """Submit unless it is done already. Raises SlurmError (transient: try again) or RefusedPod."""
         files = self._settings.files.pod(uid)
         if files.job.exists():
             # An attempt whose outcome nobody wrote down: Slurm knows.
@@ -102,7 +101,7 @@ class Submitter:
         return Submitted(await self._queue(files, request), why=why)
 
     async def _launch(self, files: PodFiles, uid: PodUid, request: JobRequest) -> tuple[JobId | None, str]:
-        """The job, or why it is for the queue. Raises a transient CommandError."""
+        """The job, or why it is for the queue. Raises a transient SlurmError."""
         assert self._launcher is not None
         try:
             return await self._launcher.launch(uid, request), ""
@@ -122,12 +121,12 @@ class Submitter:
     async def _queue(self, files: PodFiles, request: JobRequest) -> JobId:
         try:
             async with self._slots:
-                job_id = await asyncio.to_thread(self._slurm.submit, request.options, request.script)
-        except CommandError as error:
+                job_id = await self._slurm.submit(request.spec)
+        except SlurmError as error:
             if error.transient:
                 raise
             files.job.unlink(missing_ok=True)
-            raise RefusedPod(_plain(error), reason="SlurmRefused", hint=_remedy(request)) from error
+            raise RefusedPod(error.said, reason="SlurmRefused", hint=_remedy(request)) from error
         await asyncio.to_thread(self._note, files, job_id)
         return job_id
 
@@ -161,12 +160,3 @@ def _remedy(request: JobRequest) -> str:
     if request.asked_by:
         return f"Correct the pod's annotation {' or '.join(request.asked_by)}, then create the pod again."
     return "Ask for less, or for another partition (spec.nodeSelector), then create the pod again."
-
-
-def _plain(error: CommandError) -> str:
-    """sbatch's own sentence without its decoration."""
-    lines = [
-        line.removeprefix("sbatch: ").removeprefix("error: ").removeprefix("fatal: ")
-        for line in error.stderr.splitlines()
-    ]
-    return "; ".join(line for line in lines if line) or error.message

@@ -23,7 +23,7 @@ from slurmlet.model import job_states
 from slurmlet.model.ids import JobId, PodUid
 from slurmlet.model.job_states import RUNNING, Fate, Stage
 from slurmlet.model.launch_mode import looks_free
-from slurmlet.slurm.client import Scheduler
+from slurmlet.slurm.interface import Slurm
 
 # How long a signalled pod may wait for Slurm to say why.
 _VERDICT_S = 20.0
@@ -68,7 +68,7 @@ class Lane(Protocol):
 class QueueLane:
     """A pod on a partition node: a Slurm job of its own."""
 
-    def __init__(self, submitter: Submitter, watch: SlurmWatch, nodes: NodeKeeper, slurm: Scheduler) -> None:
+    def __init__(self, submitter: Submitter, watch: SlurmWatch, nodes: NodeKeeper, slurm: Slurm) -> None:
         self._submitter, self._watch, self._nodes, self._slurm = submitter, watch, nodes, slurm
 
     def order(self, state: PodState) -> Order | None:
@@ -110,7 +110,7 @@ class QueueLane:
 
     async def cancel(self, state: PodState) -> None:
         assert state.job_id is not None
-        await asyncio.to_thread(self._slurm.cancel, [state.job_id])
+        await self._slurm.cancel([state.job_id])
 
     def size(self, node: str) -> Size:
         partition = self._nodes.partition_of(node)

@@ -138,9 +138,9 @@ class Pods:
         if orphans:
             log.info("cancelling %d Slurm jobs whose pods are gone", len(orphans))
             try:
-                await asyncio.to_thread(self._tools.slurm.cancel, [jobs[uid].job_id for uid in orphans])
+                await self._tools.slurm.cancel([jobs[uid].job_id for uid in orphans])
             except SlurmletError as error:
-                log.warning("scancel: %s", error.message)
+                log.warning("they could not be cancelled: %s", error.message)
         return orphans
 
     def _sweep_directories(self, still_running: set[PodUid]) -> None:

@@ -10,8 +10,7 @@ import logging
 import time
 from dataclasses import replace
 
-from slurmlet.base.errors import RefusedPod
-from slurmlet.base.processes import CommandError
+from slurmlet.base.errors import RefusedPod, SlurmError
 from slurmlet.hub.network.pod_addresses import NoAddressLeft
 from slurmlet.hub.pods.image_pulls import ImageProblem
 from slurmlet.hub.pods.pod_state import PodState
@@ -60,7 +59,7 @@ async def start(tools: Tools, state: PodState) -> float | None:
         if state.deleting or state.gone:
             return 0
         state.job_id = await order.place()
-    except CommandError as error:
+    except SlurmError as error:
         return _wait_for_slurm(tools, state, error)
     except RefusedPod as error:
         if error.reason == MissingSource.reason:
@@ -164,7 +163,7 @@ def _refuse(tools: Tools, state: PodState, error: RefusedPod) -> None:
     tools.events.pod_event(state.pod, "Warning", reason, text)
 
 
-def _wait_for_slurm(tools: Tools, state: PodState, error: CommandError) -> float:
+def _wait_for_slurm(tools: Tools, state: PodState, error: SlurmError) -> float:
     """slurmctld is away or says "not now": the pod waits and says so; nothing is lost."""
     tools.events.pod_event(state.pod, "Warning", "SubmissionFailed", f"{error.message}; trying again")
     state.waiting = {"": ("SlurmUnavailable", error.message)}

@@ -17,7 +17,7 @@ from slurmlet.hub.pods.source_fetch import Roots
 from slurmlet.hub.pods.start_backoff import Pacer
 from slurmlet.kube.client import ApiClient
 from slurmlet.kube.events import EventRecorder
-from slurmlet.slurm.client import Scheduler
+from slurmlet.slurm.interface import Slurm
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Tools:
     settings: Settings
     client: ApiClient
     events: EventRecorder
-    slurm: Scheduler
+    slurm: Slurm
     watch: SlurmWatch
     images: Images
     submitter: Submitter
