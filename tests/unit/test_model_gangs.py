@@ -10,9 +10,9 @@ from slurmlet.base.errors import RefusedPod
 from slurmlet.model import gangs
 from slurmlet.model.allocation_node import AllocationFacts, node_object
 from slurmlet.model.ids import JobId
-from slurmlet.model.pooljobs import gang_jobs, pool_jobs
+from slurmlet.model.pool_jobs import gang_jobs, pool_jobs
 from slurmlet.model.slurm_values import Job, JobSpec
-from slurmlet.slurm.commandline import sbatch_words
+from slurmlet.slurm.command_options import sbatch_words
 
 
 def pod(name: str = "p", *, owner: str = "", size: str = "", gang: str = "g", **spec: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from slurmlet.model.ids import JobId
 from slurmlet.model.launch_mode import can_start_at_once, launch_of, looks_free
 from slurmlet.model.sbatch_options import parse_words
 from slurmlet.model.slurm_values import Job, JobSpec, Partition
-from slurmlet.slurm.commandline import srun_words
+from slurmlet.slurm.command_options import srun_words
 
 
 def job_with(*words: str) -> JobSpec:

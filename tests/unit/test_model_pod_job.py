@@ -12,7 +12,7 @@ import pytest
 
 from slurmlet.base.errors import RefusedPod
 from slurmlet.model.pod_job import JobPlace, comment, job_request, uid_of
-from slurmlet.slurm.commandline import sbatch_words
+from slurmlet.slurm.command_options import sbatch_words
 
 UID = "0b5e4c2a-7c1f-4d57-9d2c-3f2d5b6a7e01"
 

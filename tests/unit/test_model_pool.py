@@ -11,9 +11,9 @@ from slurmlet.base.errors import RefusedPod
 from slurmlet.model import pool
 from slurmlet.model.ids import JobId
 from slurmlet.model.pool import Member, Plan, PoolSpec, plan
-from slurmlet.model.pooljobs import PoolJob, pool_jobs
+from slurmlet.model.pool_jobs import PoolJob, pool_jobs
 from slurmlet.model.slurm_values import Job
-from slurmlet.slurm.parsing import seconds
+from slurmlet.slurm.command_output import seconds
 
 
 def member(name: str, **changes: Any) -> Member:

@@ -13,8 +13,8 @@ import pytest
 from slurmlet.base.errors import SlurmError
 from slurmlet.model.ids import JobId
 from slurmlet.model.slurm_values import JobSpec
+from slurmlet.slurm.command_output import SEPARATOR
 from slurmlet.slurm.commands import CommandSlurm
-from slurmlet.slurm.parsing import SEPARATOR
 
 _T = TypeVar("_T")
 SPEC = JobSpec("a name", "#!/bin/sh\ntrue\n")

@@ -20,7 +20,7 @@ from slurmlet.bench.network_measurements import BARE, PASTA, SLIRP, Ports, nginx
 from slurmlet.images.image_store import Store
 from slurmlet.model.ids import JobId
 from slurmlet.model.slurm_values import JobSpec
-from slurmlet.slurm.commandline import srun_words
+from slurmlet.slurm.command_options import srun_words
 from slurmlet.slurm.commands import CommandSlurm
 from slurmlet.slurm.task import run_task
 

@@ -15,7 +15,7 @@ from slurmlet.base.layout import ClusterFiles
 from slurmlet.controlplane import cluster_config as configs
 from slurmlet.controlplane.api_probe import ApiProbe
 from slurmlet.model.pool import PoolSpec, spec_of
-from slurmlet.model.pooljobs import PoolJob, pool_jobs
+from slurmlet.model.pool_jobs import PoolJob, pool_jobs
 from slurmlet.model.sbatch_options import parse_words
 from slurmlet.model.slurm_values import Option
 from slurmlet.slurm.commands import CommandSlurm

@@ -30,7 +30,7 @@ from slurmlet.jobcluster.command_environment import command_environment
 from slurmlet.jobcluster.controlplane_start import Progress
 from slurmlet.jobcluster.run_directories import RunPlaces
 from slurmlet.jobcluster.step_tasks import agent_argv
-from slurmlet.model.hostlists import expand
+from slurmlet.model.host_lists import expand
 from slurmlet.slurm.commands import CommandSlurm
 from slurmlet.upstream.binaries import ensure
 

@@ -17,11 +17,11 @@ from typing import ParamSpec, TypeVar
 
 from slurmlet.base.errors import SlurmError
 from slurmlet.base.processes import CommandError, Completed, run
-from slurmlet.model.hostlists import expand
+from slurmlet.model.host_lists import expand
 from slurmlet.model.ids import JobId
 from slurmlet.model.slurm_values import Capabilities, EndedJob, Grant, Job, JobSpec, Partition, SlurmNode
-from slurmlet.slurm import parsing
-from slurmlet.slurm.commandline import sbatch_words
+from slurmlet.slurm import command_output
+from slurmlet.slurm.command_options import sbatch_words
 from slurmlet.slurm.configuration import capabilities_of, parse_config
 from slurmlet.slurm.environment import command_environment, query_environment
 from slurmlet.slurm.refusals import sentence, slurm_error
@@ -68,17 +68,17 @@ class CommandSlurm:
         await self._do(self._tell, ["scancel", "--quiet", "--full", f"--signal={name}", job_id])
 
     async def nodes(self) -> list[SlurmNode]:
-        argv = ["sinfo", "--noheader", "--Node", "--exact", "-o", parsing.NODE_FORMAT]
-        return parsing.parse_nodes((await self._do(self._ask, argv)).stdout)
+        argv = ["sinfo", "--noheader", "--Node", "--exact", "-o", command_output.NODE_FORMAT]
+        return command_output.parse_nodes((await self._do(self._ask, argv)).stdout)
 
     async def partitions(self) -> list[Partition]:
-        argv = ["sinfo", "--noheader", "--exact", "-o", parsing.PARTITION_FORMAT]
-        return parsing.parse_partitions((await self._do(self._ask, argv)).stdout)
+        argv = ["sinfo", "--noheader", "--exact", "-o", command_output.PARTITION_FORMAT]
+        return command_output.parse_partitions((await self._do(self._ask, argv)).stdout)
 
     async def grants(self, job_id: JobId) -> dict[str, Grant]:
         argv = ["scontrol", "--details", "--oneliner", "show", "job", job_id]
         shown = await self._do(self._ask, argv, timeout_s=_GRANTS_TIMEOUT_S, harmless=_UNKNOWN_JOB)
-        parts = parsing.parse_details(shown.stdout) if shown.ok else []
+        parts = command_output.parse_details(shown.stdout) if shown.ok else []
         return {host: grant for hosts, grant in parts for host in expand(hosts)}
 
     async def capabilities(self) -> Capabilities:
@@ -105,14 +105,23 @@ class CommandSlurm:
         return JobId(job_id)
 
     def _jobs(self) -> list[Job]:
-        argv = ["squeue", "--noheader", "--all", "--states=all", "-u", self._uid, "-o", parsing.QUEUE_FORMAT]
-        return parsing.parse_queue(self._ask(argv).stdout)
+        argv = [
+            "squeue",
+            "--noheader",
+            "--all",
+            "--states=all",
+            "-u",
+            self._uid,
+            "-o",
+            command_output.QUEUE_FORMAT,
+        ]
+        return command_output.parse_queue(self._ask(argv).stdout)
 
     def _ended(self, job_ids: Sequence[JobId]) -> dict[JobId, EndedJob]:
         found: dict[JobId, EndedJob] = {}
         accounts = self._accounts(job_ids)
         if accounts.ok:
-            found = {job.job_id: job for job in parsing.parse_sacct(accounts.stdout)}
+            found = {job.job_id: job for job in command_output.parse_sacct(accounts.stdout)}
         for job_id in job_ids:
             if job_id not in found:
                 job = self._remembered(job_id)
@@ -124,7 +133,7 @@ class CommandSlurm:
 
     def _accounts(self, job_ids: Sequence[JobId]) -> Completed:
         """sacct's answer; a database that is away must not hide what slurmctld knows."""
-        argv = ["sacct", "-n", "-P", "-X", "-j", ",".join(job_ids), "-o", parsing.SACCT_FIELDS]
+        argv = ["sacct", "-n", "-P", "-X", "-j", ",".join(job_ids), "-o", command_output.SACCT_FIELDS]
         try:
             return self._run(argv, env=self._asking)
         except SlurmError as error:
@@ -132,7 +141,7 @@ class CommandSlurm:
 
     def _remembered(self, job_id: JobId) -> EndedJob | None:
         shown = self._ask(["scontrol", "-o", "show", "job", job_id], harmless=_UNKNOWN_JOB)
-        return parsing.parse_show_job(shown.stdout) if shown.ok else None
+        return command_output.parse_show_job(shown.stdout) if shown.ok else None
 
     def _tell(self, argv: Sequence[str]) -> None:
         _insist(self._run(argv, env=self._environment), _OVER)

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from slurmlet.base.errors import SlurmError
-from slurmlet.model.hostlists import expand
+from slurmlet.model.host_lists import expand
 from slurmlet.model.ids import JobId
 from slurmlet.model.slurm_values import Capabilities, EndedJob, Grant, Job, JobSpec, Partition, SlurmNode
 

@@ -27,7 +27,7 @@ from slurmlet.kube.reflector import Reflector
 from slurmlet.model import gangs, pool
 from slurmlet.model.ids import JobId
 from slurmlet.model.job_states import Stage, stage_of
-from slurmlet.model.pooljobs import PoolJob, gang_jobs
+from slurmlet.model.pool_jobs import PoolJob, gang_jobs
 from slurmlet.model.slurm_values import JobSpec
 from slurmlet.slurm.interface import Slurm
 

@@ -28,7 +28,7 @@ from slurmlet.model.gangs import GANG
 from slurmlet.model.ids import JobId
 from slurmlet.model.job_states import Stage, stage_of
 from slurmlet.model.pool import Member, PoolSpec
-from slurmlet.model.pooljobs import PoolJob, pool_jobs
+from slurmlet.model.pool_jobs import PoolJob, pool_jobs
 from slurmlet.model.slurm_values import JobSpec
 from slurmlet.slurm.interface import Slurm
 

@@ -23,7 +23,7 @@ from slurmlet.model.job_states import Stage
 from slurmlet.model.pod_job import JobRequest
 from slurmlet.model.slurm_values import Job, JobSpec
 from slurmlet.slurm import immediate
-from slurmlet.slurm.commandline import srun_words
+from slurmlet.slurm.command_options import srun_words
 from slurmlet.slurm.environment import command_environment
 from slurmlet.slurm.immediate import Launch, NotNow, Site
 from slurmlet.slurm.interface import Slurm

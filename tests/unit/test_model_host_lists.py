@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurmlet.model.hostlists import expand
+from slurmlet.model.host_lists import expand
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from slurmlet.model.slurm_values import EndedJob, Grant, Job, Partition, SlurmNode
-from slurmlet.slurm import parsing
+from slurmlet.slurm import command_output
 
 
 def line(short: str) -> str:
@@ -15,7 +15,7 @@ def line(short: str) -> str:
     if len(fields) < 6:
         return short
     middle = ["1", "UNLIMITED", "INVALID", "N/A", "N/A", "N/A", "a name"]
-    return parsing.SEPARATOR.join([*fields[:5], *middle, fields[5]])
+    return command_output.SEPARATOR.join([*fields[:5], *middle, fields[5]])
 
 
 # 24.11, as `squeue --noheader --states=all --me -o '%A|%T|%r|%N|%P|%k'` tells it; job 26 was submitted with a newline in its
@@ -36,7 +36,7 @@ c|d
 
 def test_a_whole_queue() -> None:
     told = "\n".join(line(one) for one in QUEUE.split("\n"))
-    jobs = {job.job_id: job for job in parsing.parse_queue(told)}
+    jobs = {job.job_id: job for job in command_output.parse_queue(told)}
     assert len(jobs) == 9
     comment = "slurmlet:deadbeef:0f0f-uid cluster=default pod=default/x"
     assert jobs["27"] == Job("27", "PENDING", "BeginTime", "", "batch", comment, "a name")
@@ -60,7 +60,7 @@ def test_a_whole_queue() -> None:
     ],
 )
 def test_odd_comments_cost_nothing(told: str, comment: str) -> None:
-    (job,) = parsing.parse_queue(f"{line(told)}\n")
+    (job,) = command_output.parse_queue(f"{line(told)}\n")
     assert job.comment == comment
 
 
@@ -76,7 +76,7 @@ def test_odd_comments_cost_nothing(told: str, comment: str) -> None:
     ],
 )
 def test_what_is_no_job_is_passed_over(text: str) -> None:
-    assert parsing.parse_queue(line(text)) == []
+    assert command_output.parse_queue(line(text)) == []
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_what_is_no_job_is_passed_over(text: str) -> None:
     ],
 )  # fmt: skip
 def test_states_and_reasons(told: str, state: str, reason: str) -> None:
-    (job,) = parsing.parse_queue(line(told))
+    (job,) = command_output.parse_queue(line(told))
     assert (job.state, job.reason) == (state, reason)
 
 
@@ -111,7 +111,7 @@ def test_limits_times_and_names() -> None:
         "1763272801",
         "1763359201",
     ]
-    (job,) = parsing.parse_queue(parsing.SEPARATOR.join([*fields, "a|b, c", "x"]))
+    (job,) = command_output.parse_queue(command_output.SEPARATOR.join([*fields, "a|b, c", "x"]))
     assert (job.name, job.node_count, job.limit_s, job.left_s) == ("a|b, c", 2, 86400.0, 86390.0)
     assert (job.submitted_at_s, job.starts_at_s, job.ends_at_s) == (1763272800.0, 1763272801.0, 1763359201.0)
 
@@ -124,14 +124,14 @@ DETAILS = (
 
 
 def test_each_kind_of_host_has_its_own_part() -> None:
-    assert parsing.parse_details(DETAILS) == [
+    assert command_output.parse_details(DETAILS) == [
         ("c1", Grant(1, 100)),
         ("c[2-3]", Grant(3, 200, (("gpu:a100", 2), ("shard", 4)))),
     ]
 
 
 def test_a_job_that_is_not_running_holds_nothing() -> None:
-    assert parsing.parse_details("JobId=14 JobState=PENDING NodeList= NumNodes=1-1") == []
+    assert command_output.parse_details("JobId=14 JobState=PENDING NodeList= NumNodes=1-1") == []
 
 
 def test_a_node_in_two_partitions_is_one_node() -> None:
@@ -139,7 +139,7 @@ def test_a_node_in_two_partitions_is_one_node() -> None:
         "c1|batch|mixed-|16|2/14/0/16|6000|ib|gpu:2|none\nc1|short|mixed-|16|2/14/0/16|6000|ib|gpu:2|none\n"
     )
     told += "c2|batch|drained*|16|0/0/16/16|6000|(null)|(null)|fans | noisy\n"
-    first, second = parsing.parse_nodes(told)
+    first, second = command_output.parse_nodes(told)
     assert first == SlurmNode(
         "c1",
         "mixed",
@@ -163,13 +163,13 @@ def test_a_node_in_two_partitions_is_one_node() -> None:
     ],
 )  # fmt: skip
 def test_base_state(text: str, state: str) -> None:
-    assert parsing.base_state(text) == state
+    assert command_output.base_state(text) == state
 
 
 def test_accounts() -> None:
     """24.11, `sacct -n -P -X -o JobIDRaw,State,ExitCode`."""
     text = "25|RUNNING|0:0\n29|FAILED|3:0\n30|FAILED|0:9\n31|COMPLETED|0:0\n32|CANCELLED by 1002|0:0\n"
-    assert parsing.parse_sacct(text) == [
+    assert command_output.parse_sacct(text) == [
         EndedJob("25", "RUNNING", 0, 0, None),
         EndedJob("29", "FAILED", 3, 0, None),
         EndedJob("30", "FAILED", 0, 9, None),
@@ -182,7 +182,7 @@ def test_accounts() -> None:
     "text", ["", "\n", "29.batch|FAILED|3:0\n", "29+0|FAILED|0:0\n", "sacct: error: x\n", "29|FAILED\n"]
 )
 def test_accounts_of_no_job(text: str) -> None:
-    assert parsing.parse_sacct(text) == []
+    assert command_output.parse_sacct(text) == []
 
 
 # 24.11, `scontrol -o show job 32`, shortened in the middle
@@ -210,17 +210,17 @@ SHOWN = (
     ],
 )
 def test_what_the_controller_remembers(text: str, job: EndedJob | None) -> None:
-    assert parsing.parse_show_job(text) == job
+    assert command_output.parse_show_job(text) == job
 
 
 def partition(*lines: str) -> Partition:
-    (found,) = parsing.parse_partitions("\n".join(lines) + "\n")
+    (found,) = command_output.parse_partitions("\n".join(lines) + "\n")
     return found
 
 
 def test_the_partitions_of_the_testbed() -> None:
     """24.11, `sinfo --noheader --exact -o '%P|%a|%l|%D|%c|%m|%T|%f|%G|%E'`."""
-    batch, short = parsing.parse_partitions(
+    batch, short = command_output.parse_partitions(
         "batch*|up|infinite|3|16|6000|idle|(null)|(null)|none\nshort|up|10:00|3|16|6000|idle|(null)|(null)|none\n"
     )
     assert batch == Partition(
@@ -317,4 +317,4 @@ def test_a_partition_without_nodes() -> None:
 
 
 def test_what_is_no_partition_is_passed_over() -> None:
-    assert parsing.parse_partitions("sinfo: error: something\n\nbatch|up\n") == []
+    assert command_output.parse_partitions("sinfo: error: something\n\nbatch|up\n") == []

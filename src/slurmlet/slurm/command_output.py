@@ -1,6 +1,6 @@
 """Slurm's printed lines → values. Tolerant: an unknown field or a foreign job's odd comment costs one line, never the poll.
 
-Pure; fixtures of several Slurm versions are in tests/unit/test_slurm_parsing.py.
+Pure; fixtures of several Slurm versions are in tests/unit/test_slurm_command_output.py.
 """
 
 from __future__ import annotations
