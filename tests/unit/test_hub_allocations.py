@@ -116,7 +116,8 @@ class TestAgent:
 
         async def scenario() -> None:
             heard: list[PodUid] = []
-            agents = Agents(on_pod=heard.append)
+            agents = Agents()
+            agents.subscribe_pods(heard.append)
             async with hub(settings, agents):
                 await until(lambda: (found := agents.get("n1")) is not None and found.alive, 20)
                 found = agents.get("n1")
@@ -144,7 +145,7 @@ def lane_with(settings: Settings) -> tuple[AgentLane, Agent, FakeLink, Agents]:
     agents = Agents()
     agent, link = agents.expect("n1", JobId("12")), FakeLink()
     agent.link = link  # type: ignore[assignment]
-    watch = SlurmWatch(settings, FakeSlurm(), lambda: None)
+    watch = SlurmWatch(settings, FakeSlurm())
     return AgentLane(settings, agents, RunnerAuthority(settings), watch), agent, link, agents
 
 
@@ -159,7 +160,7 @@ class TestLane:
             assert link.told == [{"type": "start-pod", "uid": "u-1"}]
             note = json.loads(settings.files.pod("u-1").job.read_text())
             assert "job_id" not in note, "or deleting the pod would cancel the allocation"
-            assert lane.known(PodUid("u-1")) == "12"
+            assert await lane.known(PodUid("u-1")) == "12"
             assert await lane.fate(state) == RUNNING
 
         asyncio.run(scenario())

@@ -52,7 +52,7 @@ class Hub:
 
     def __init__(self, settings: Settings, slurm: FakeSlurm) -> None:
         self.settings, self.slurm = settings, slurm
-        self.watch = SlurmWatch(settings, slurm, lambda: None)
+        self.watch = SlurmWatch(settings, slurm)
         self.launcher = Launcher(settings, slurm, self.watch)
         self.launcher.site = Site("libslurm.so")
         self.submitter = Submitter(settings, slurm, self.watch, RunnerAuthority(settings), self.launcher)
@@ -153,7 +153,7 @@ def test_what_a_refusal_leaves_in_the_queue_is_not_the_pods_job(settings: Settin
     slurm.queue = [replace(refused, nodes="")]
 
     async def scenario(hub: Hub) -> None:
-        assert hub.submitter.known_job(UID) is None
+        assert await hub.submitter.known_job(UID) is None
 
     within(settings, slurm, scenario)
 
@@ -166,7 +166,9 @@ def test_a_start_that_fails_is_another_job_s_turn(settings: Settings) -> None:
         assert (await hub.submit()).job_id == "101"
         slurm.queue = [make_job("7", state="CANCELLED")]
         await hub.watch.refresh()
-        assert hub.submitter.known_job(UID) == "101", "the failed one is not the pod's, also for a new hub"
+        assert await hub.submitter.known_job(UID) == "101", (
+            "the failed one is not the pod's, also for a new hub"
+        )
 
     within(settings, slurm, scenario)
 
@@ -214,10 +216,11 @@ def kept(
     """What a keeper disowned after some looks."""
     disowned: list[tuple[PodUid, JobId]] = []
 
+    async def disown(uid: PodUid, job_id: JobId) -> None:
+        disowned.append((uid, job_id))
+
     async def scenario(hub: Hub) -> None:
-        keeper = LaunchKeeper(
-            settings, slurm, hub.watch, hub.launcher, lambda _uid: linked, lambda *both: disowned.append(both)
-        )
+        keeper = LaunchKeeper(settings, slurm, hub.watch, hub.launcher, lambda _uid: linked, disown)
         for _ in range(looks):
             await keeper._look()
 

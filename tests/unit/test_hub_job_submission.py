@@ -43,7 +43,7 @@ def submit_with(
     """A fresh hub: nothing in memory but what Slurm and the directory tell."""
 
     async def run() -> None:
-        watch = SlurmWatch(settings, slurm, lambda: None)
+        watch = SlurmWatch(settings, slurm)
         task = asyncio.create_task(watch.run())
         try:
             await watch.refresh()
@@ -66,10 +66,10 @@ def test_a_pod_is_submitted_with_all_its_runner_needs(settings: Settings) -> Non
     slurm.hooks["submit"] = at_sbatch
 
     async def scenario(submitter: Submitter) -> None:
-        assert submitter.known_job(UID) is None
+        assert await submitter.known_job(UID) is None
         assert (await submitter.submit(UID, submitter.request(POD, "batch"))).job_id == "101"
         assert read_json(files.job)["job_id"] == "101"
-        assert submitter.known_job(UID) == "101"
+        assert await submitter.known_job(UID) == "101"
 
     submit_with(settings, slurm, scenario)
     (spec,) = slurm.submitted
@@ -95,7 +95,7 @@ def test_a_job_that_a_dead_hub_submitted_is_found_and_not_submitted_again(settin
     slurm.queue = [make_job("77", state="PENDING")]  # sbatch had come through
 
     async def comes_back(submitter: Submitter) -> None:
-        assert submitter.known_job(UID) == "77"
+        assert await submitter.known_job(UID) == "77"
         assert (await submitter.submit(UID, submitter.request(POD, "batch"))).job_id == "77"
         assert read_json(settings.files.pod(UID).job)["job_id"] == "77"
 

@@ -32,7 +32,7 @@ def watch_with(
     **settings: object,
 ) -> None:
     async def run() -> None:
-        watch = SlurmWatch(make_settings(tmp_path, **settings), slurm, lambda: None)
+        watch = SlurmWatch(make_settings(tmp_path, **settings), slurm)
         task = asyncio.create_task(watch.run())
         try:
             await asyncio.wait_for(scenario(watch), 2)
@@ -161,7 +161,7 @@ def test_it_looks_often_while_somebody_waits_and_seldom_else(tmp_path: Path) -> 
     async def scenario(watch: SlurmWatch) -> None:
         await asyncio.sleep(0.1)
         assert slurm.looks == 1
-        watch.busy = lambda: True
+        watch.subscribe(lambda: None, lambda: True)
         watch.poke()
         await until(lambda: slurm.looks >= 5)
 

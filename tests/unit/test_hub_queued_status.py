@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from slurmlet.hub.pods.pod_state import PodState
-from slurmlet.hub.pods.queued_status import Notes
+from slurmlet.hub.pods.queued_status import QueuedStatus
+from slurmlet.hub.pods.status_writer import StatusWriter
 from slurmlet.model.ids import JobId
 from slurmlet.model.job_states import Fate, Stage
 from tests.unit.loopback import Api, api_server, make_keys, until
@@ -34,10 +35,10 @@ def queued_pod(version: str = "5") -> PodState:
     return state
 
 
-def noting(keys: Path, scenario: Callable[[Api, Notes], Awaitable[None]]) -> None:
+def noting(keys: Path, scenario: Callable[[Api, QueuedStatus], Awaitable[None]]) -> None:
     async def run() -> None:
         async with api_server(keys) as api:
-            notes = Notes(api.client)
+            notes = QueuedStatus(StatusWriter(api.client))
             task = asyncio.create_task(notes.run())
             try:
                 await asyncio.wait_for(scenario(api, notes), 5)
@@ -53,7 +54,7 @@ def written(api: Api) -> list[Any]:
 
 
 def test_a_note_tells_slurms_reason_at_the_version_it_knows(keys: Path) -> None:
-    async def scenario(api: Api, notes: Notes) -> None:
+    async def scenario(api: Api, notes: QueuedStatus) -> None:
         state = queued_pod()
         newer = {**state.pod, "metadata": {**state.pod["metadata"], "resourceVersion": "6"}}
         api.on("PATCH", STATUS, newer)
@@ -70,7 +71,7 @@ def test_a_note_tells_slurms_reason_at_the_version_it_knows(keys: Path) -> None:
 
 
 def test_a_pod_that_runs_by_then_is_left_to_its_worker(keys: Path) -> None:
-    async def scenario(api: Api, notes: Notes) -> None:
+    async def scenario(api: Api, notes: QueuedStatus) -> None:
         api.on("PATCH", STATUS, 409)
         started, over, gone, changed = queued_pod(), queued_pod(), queued_pod(), queued_pod()
         started.report, over.fate, gone.gone = {"phase": "Running"}, Fate(Stage.ENDED), True

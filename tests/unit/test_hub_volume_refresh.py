@@ -7,14 +7,14 @@ import base64
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from slurmlet.hub.pods import volume_refresh
+from slurmlet.hub.pods import delivered_volumes, volume_refresh
+from slurmlet.hub.pods.delivered_volumes import Record, Versions, due, record_plan
 from slurmlet.hub.pods.pod_state import PodState
-from slurmlet.hub.pods.volume_refresh import Record, Refresher, Versions, due, record_plan
+from slurmlet.hub.pods.volume_refresh import VolumeRefresh
 from slurmlet.model.downward_api import Place
 from slurmlet.model.pod_sources import Sources, Token, volume_needs
 from slurmlet.model.volume_plan import volume_plan
@@ -77,7 +77,7 @@ def delivered(pod: dict[str, Any], link: FakeLink, version: int = 5, **data: str
     )
     volumes = {one["name"]: volume_plan(pod, one, sources, Place(), {}) for one in pod["spec"]["volumes"]}
     state.link = link  # type: ignore[assignment]
-    state.delivered = record_plan(state, link, {"volumes": volumes}, sources)  # type: ignore[arg-type]
+    state.delivered = record_plan(state.pod, link, {"volumes": volumes}, sources)  # type: ignore[arg-type]
     return state
 
 
@@ -167,8 +167,8 @@ def refreshed(
             api.on("GET", "/api/v1/secrets", {"metadata": {"resourceVersion": "5"}}, watching(then="hang"))
             api.on("POST", TOKEN, {"status": {"token": "second"}})
             told = FakeEvents()
-            tools = SimpleNamespace(client=api.client, events=told)
-            task = asyncio.create_task(Refresher(tools, lambda: [state]).run())  # type: ignore[arg-type]
+            refresh = VolumeRefresh(api.client, told, lambda: [state])  # type: ignore[arg-type]
+            task = asyncio.create_task(refresh.run())
             try:
                 await scenario(api, state.link, told)  # type: ignore[arg-type]
             finally:
@@ -254,7 +254,7 @@ def test_a_runner_that_comes_back_is_given_everything_but_its_token(
         assert state.delivered is not None
         assert set(state.delivered.token_due_s) == {Token("", 600)}
 
-    monkeypatch.setattr(volume_refresh.random, "uniform", lambda _low, high: high)
+    monkeypatch.setattr(delivered_volumes.random, "uniform", lambda _low, high: high)
     state = delivered(make_pod(), FakeLink(), key="old")
     state.link = FakeLink()  # type: ignore[assignment]
     refreshed(keys, monkeypatch, state, [], scenario)

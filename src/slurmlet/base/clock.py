@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 
 
@@ -17,3 +18,13 @@ def micro_time(moment: datetime | None = None) -> str:
 
 def parse_rfc3339(text: str) -> datetime:
     return datetime.fromisoformat(text.replace("Z", "+00:00"))
+
+
+class Clock:
+    """The time, for what decides by it: tests give another and turn it by hand."""
+
+    def monotonic_s(self) -> float:
+        return time.monotonic()
+
+    def time_s(self) -> float:
+        return time.time()

@@ -8,11 +8,12 @@ import os
 import resource
 import signal
 from asyncio.sslproto import SSLProtocol
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
 from slurmlet import __version__
+from slurmlet.base.clock import Clock
 from slurmlet.base.errors import SlurmletError
 from slurmlet.base.files import private_dir, read_json, write_json
 from slurmlet.base.host_addresses import dialled_addresses, free_port
@@ -36,16 +37,20 @@ from slurmlet.hub.network.pod_network import Network
 from slurmlet.hub.network.service_watch import Services
 from slurmlet.hub.nodes.allocation_node_controller import AllocationKeeper
 from slurmlet.hub.nodes.partition_node_controller import NodeKeeper
+from slurmlet.hub.pods.container_updates import ContainerUpdates
 from slurmlet.hub.pods.image_pulls import Images
 from slurmlet.hub.pods.immediate_launch import Launcher, LaunchKeeper
 from slurmlet.hub.pods.job_submission import Submitter
 from slurmlet.hub.pods.lanes import AgentLane, Lanes, QueueLane
 from slurmlet.hub.pods.pod_manager import Pods
-from slurmlet.hub.pods.queued_status import Notes
-from slurmlet.hub.pods.source_fetch import Roots
+from slurmlet.hub.pods.pod_planner import PodPlanner
+from slurmlet.hub.pods.pod_start import PodStarter
+from slurmlet.hub.pods.pod_termination import PodTermination
+from slurmlet.hub.pods.pod_worker import PodWorker
+from slurmlet.hub.pods.queued_status import QueuedStatus
 from slurmlet.hub.pods.start_backoff import Pacer
-from slurmlet.hub.pods.tools import Tools
-from slurmlet.hub.pods.volume_refresh import Refresher
+from slurmlet.hub.pods.status_writer import StatusWriter
+from slurmlet.hub.pods.volume_refresh import VolumeRefresh
 from slurmlet.hub.runner_credentials import RunnerAuthority
 from slurmlet.hub.runner_links import LinkServer
 from slurmlet.hub.storage.claim_controller import Provisioner
@@ -135,43 +140,69 @@ class _Hub:
             "kubelet_port": free_port(ANY, self._earlier.get("kubelet_port")),
             "metrics_port": free_port(settings.api_address, self._earlier.get("metrics_port")),
         }
+        facts = _facts(settings, slurm_version, self._ports["kubelet_port"])
         store = Store(store_dir())
         self._events = EventRecorder(client, settings.host)
-        self._watch = SlurmWatch(settings, slurm, lambda: self._pods.slurm_looked())
-        self._authority = authority = RunnerAuthority(settings)
-        self._launcher = launcher = Launcher(settings, slurm, self._watch)
-        submitter = Submitter(settings, slurm, self._watch, authority, launcher)
-        facts = _facts(settings, slurm_version, self._ports["kubelet_port"])
+        self._authority = RunnerAuthority(settings)
+        # Slurm and nodes
+        self._watch = SlurmWatch(settings, slurm)
         self._nodes = NodeKeeper(settings, prompt, slurm, self._events, facts, store.list)
-        images = Images(store, client, self._events, settings.pulls_at_once)
-        self._notes = Notes(client)
-        self._services = Services(settings, client)
-        self._network = _network(settings, client, self._events, self._services)
-        self._agents = Agents(on_pod=lambda uid: self._pods.news_of(uid))
+        self._agents = Agents()
         self._allocations = AllocationKeeper(
             settings, prompt, slurm, self._agents, self._watch, self._events, facts, store.list
         )
-        queue = QueueLane(submitter, self._watch, self._nodes, slurm)
-        agent_lane = AgentLane(settings, self._agents, authority, self._watch)
-        self._tools = Tools(
-            settings,
-            client,
-            self._events,
-            slurm,
+        # Network
+        self._services = Services(settings, client)
+        self._network = _network(settings, client, self._events, self._services)
+        # Pods
+        self._launcher = Launcher(settings, slurm, self._watch)
+        self._submitter = Submitter(settings, slurm, self._watch, self._authority, self._launcher)
+        self._queued = QueuedStatus(StatusWriter(client))
+        self._pods = Pods(
+            self._worker_maker(Images(store, client, self._events, settings.pulls_at_once)),
+            tasks,
+            settings.files,
             self._watch,
-            images,
-            submitter,
-            self._nodes,
-            Pacer(),
-            self._notes,
-            self._services,
-            Lanes(queue, agent_lane, self._agents),
-            Roots(),
+            slurm,
+            self._submitter,
             self._network,
         )
-        self._pods = Pods(self._tools, tasks)
-        self._watch.busy = self._pods.busy
-        self._usage = Usage(lambda: [worker.state for worker in self._pods])
+        self._watch.subscribe(self._pods.slurm_looked, self._pods.busy)
+        self._agents.subscribe_pods(self._pods.news_of)
+        self._usage = Usage(self._pods.states)
+
+    def _worker_maker(self, images: Images) -> Callable[[dict[str, Any]], PodWorker]:
+        """What every pod's worker is made of."""
+        settings, watch, events, clock = self._settings, self._watch, self._events, Clock()
+        lanes = Lanes(
+            QueueLane(self._submitter, watch, self._nodes, self._slurm),
+            AgentLane(settings, self._agents, self._authority, watch),
+            self._agents,
+        )
+        planner = PodPlanner(settings, self._client, images, self._services, self._network)
+        status, pacer = StatusWriter(self._client), Pacer()
+        starter = PodStarter(lanes, planner, pacer, events)
+        termination = PodTermination(settings.files, lanes, watch, status, events, clock)
+        updates = ContainerUpdates(planner, events)
+
+        def new_worker(pod: dict[str, Any]) -> PodWorker:
+            return PodWorker(
+                pod,
+                files=settings.files,
+                starter=starter,
+                termination=termination,
+                updates=updates,
+                status=status,
+                queued=self._queued,
+                lanes=lanes,
+                watch=watch,
+                pacer=pacer,
+                events=events,
+                network=self._network,
+                clock=clock,
+            )
+
+        return new_worker
 
     async def prepare(self) -> None:
         await self._allocations.load()
@@ -202,7 +233,7 @@ class _Hub:
         links = LinkServer(settings, pods.link_came, pods.link_said, pods.link_ended, self._agents)
         tasks = {
             "events": self._events.run(),
-            "notes": self._notes.run(),
+            "queued status": self._queued.run(),
             "slurm watch": self._watch.run(),
             "nodes": self._nodes.run(),
             "node watch": self._nodes.watch(),
@@ -212,7 +243,7 @@ class _Hub:
             "pods": reflector.run(),
             "sweep": pods.sweep(),
             "volumes": Provisioner(settings, client, self._events).run(),
-            "refresh": Refresher(self._tools, lambda: (worker.state for worker in pods)).run(),
+            "refresh": VolumeRefresh(client, self._events, pods.states).run(),
             "offers": offer(client, with_gangs=not settings.ephemeral),
             "runners": _serve_runners(settings, links, pods, self._ports, self._earlier.get("runner_port")),
         }
@@ -230,9 +261,7 @@ class _Hub:
         """What a cluster that submits jobs of its own looks after: not one that lives inside a single job."""
         settings, slurm, pods = self._settings, self._slurm, self._pods
         shared = (self._prompt, slurm, self._agents, self._allocations, self._authority)
-        pool = PoolKeeper(
-            settings, *shared, self._nodes.objects, lambda: [worker.state for worker in self._pods]
-        )
+        pool = PoolKeeper(settings, *shared, self._nodes.objects, self._pods.states)
         gangs = GangKeeper(settings, *shared, self._events, self._nodes.objects)
         launches = LaunchKeeper(settings, slurm, self._watch, self._launcher, pods.has_link, pods.disown)
         return {"pool": pool.run(), "gangs": gangs.run(), "launches": launches.run()}

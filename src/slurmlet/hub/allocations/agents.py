@@ -41,17 +41,34 @@ class Agent:
 
 
 class Agents:
-    """`on_change` hears of a node that came or went, `on_pod` of a pod about which there is news."""
-
-    def __init__(
-        self,
-        on_change: Callable[[Agent], None] = lambda _: None,
-        on_pod: Callable[[PodUid], None] = lambda _: None,
-    ) -> None:
+    def __init__(self) -> None:
         self._agents: dict[str, Agent] = {}
         self._left = asyncio.Event()
-        self.on_change = on_change
-        self.on_pod = on_pod
+        self._node_listeners: list[Callable[[Agent], None]] = []
+        self._pod_listeners: list[Callable[[PodUid], None]] = []
+
+    def subscribe_nodes(self, changed: Callable[[Agent], None]) -> None:
+        """`changed` hears of each agent that dialled in or hung up."""
+        self._node_listeners.append(changed)
+
+    def subscribe_pods(self, changed: Callable[[PodUid], None]) -> None:
+        """`changed` hears of each pod about which there is news."""
+        self._pod_listeners.append(changed)
+
+    def node_changed(self, agent: Agent) -> None:
+        for changed in self._node_listeners:
+            changed(agent)
+
+    def pod_changed(self, uid: PodUid) -> None:
+        for changed in self._pod_listeners:
+            changed(uid)
+
+    def forget_pod(self, node: str, uid: PodUid) -> None:
+        """The pod is gone, and nobody asks how it ended any more."""
+        agent = self._agents.get(node)
+        if agent is not None:
+            agent.ended.pop(uid, None)
+            agent.ended_s.pop(uid, None)
 
     def __iter__(self) -> Iterator[Agent]:
         return iter(list(self._agents.values()))
@@ -79,7 +96,7 @@ class Agents:
         agent.running = {PodUid(uid) for uid in hello.get("pods") or ()}
         agent.ended = {PodUid(uid): int(code) for uid, code in (hello.get("ended") or {}).items()}
         log.info("node %s: its agent of job %s dialled in from %s", name, agent.job_id, hello.get("host"))
-        self.on_change(agent)
+        self.node_changed(agent)
 
     async def link_said(self, link: RunnerLink, message: dict[str, Any]) -> None:
         agent = self._agents.get(link.uid.removeprefix(NODE_PREFIX))
@@ -88,7 +105,7 @@ class Agents:
             agent.running.discard(uid)
             agent.ended[uid] = int(message["exit_code"])
             agent.ended_s[uid] = asyncio.get_running_loop().time()
-            self.on_pod(uid)
+            self.pod_changed(uid)
 
     def link_ended(self, link: RunnerLink) -> None:
         agent = self._agents.get(link.uid.removeprefix(NODE_PREFIX))
@@ -97,7 +114,7 @@ class Agents:
             agent.lost_s = asyncio.get_running_loop().time()
             log.info("node %s: its agent hung up", agent.name)
             self._left.set()
-            self.on_change(agent)
+            self.node_changed(agent)
 
     # Words for agents
 

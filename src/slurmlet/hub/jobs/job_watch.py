@@ -30,10 +30,10 @@ _REST_PER_LOOK = 3.0
 class SlurmWatch:
     """What Slurm knows of this cluster's jobs, kept fresh."""
 
-    def __init__(self, settings: Settings, slurm: Slurm, on_look: Callable[[], None]) -> None:
+    def __init__(self, settings: Settings, slurm: Slurm) -> None:
         self._settings = settings
         self._slurm = slurm
-        self._on_look = on_look
+        self._subscribers: list[tuple[Callable[[], None], Callable[[], bool]]] = []
         self._jobs: dict[PodUid, Job] = {}
         self._by_id: dict[JobId, Job] = {}
         self._ended: dict[JobId, Fate] = {}
@@ -42,7 +42,14 @@ class SlurmWatch:
         self._looked = asyncio.Condition()
         self._begun = 0
         self._completed = 0
-        self.busy: Callable[[], bool] = lambda: False
+
+    def subscribe(self, looked: Callable[[], None], busy: Callable[[], bool]) -> None:
+        """`looked` is called after each look; while `busy` says so, looks are frequent."""
+        self._subscribers.append((looked, busy))
+
+    @property
+    def _busy(self) -> bool:
+        return any(busy() for _, busy in self._subscribers)
 
     @property
     def looked(self) -> bool:
@@ -121,13 +128,14 @@ class SlurmWatch:
             async with self._looked:
                 self._completed = self._begun
                 self._looked.notify_all()
-            self._on_look()
+            for looked, _ in self._subscribers:
+                looked()
             await self._rest(time.monotonic() - began_s)
 
     async def _rest(self, look_s: float) -> None:
         """Until the next look is due. With thousands of jobs a look is dear, to us and to slurmctld."""
         await asyncio.sleep(max(_SHORTEST_S, _REST_PER_LOOK * look_s))
-        interval_s = self._settings.busy_poll_s if self.busy() else self._settings.calm_poll_s
+        interval_s = self._settings.busy_poll_s if self._busy else self._settings.calm_poll_s
         try:
             async with asyncio.timeout(interval_s):
                 await self._wanted.wait()

@@ -26,15 +26,20 @@ _RETRY_S = 2.0
 
 class Balancer:
     def __init__(
-        self, client: ApiClient, events: EventRecorder, translator: Translator, address: str
+        self,
+        client: ApiClient,
+        events: EventRecorder,
+        translator: Translator,
+        address: str,
+        changed: Callable[[], None],
     ) -> None:
+        """`changed` is called when the gateway is to be told anew."""
         self._client, self._events, self._translator, self._address = client, events, translator, address
         self._due: set[Key] = set()
         self._wake = asyncio.Event()
         self._held: dict[Port, Key] = {}
-        # Called when the gateway is to be told anew.
-        self.on_change: Callable[[], None] = lambda: None
-        translator.on_translated = self._translated
+        self._changed = changed
+        translator.subscribe(self._translated)
 
     def service_changed(self, obj: Obj, _gone: bool) -> None:
         key = (obj["metadata"]["namespace"], obj["metadata"]["name"])
@@ -55,7 +60,7 @@ class Balancer:
 
     def _translated(self, keys: Iterable[Key]) -> None:
         if not set(keys).isdisjoint(self._held.values()):
-            self.on_change()
+            self._changed()
 
     async def run(self, synced: asyncio.Event) -> None:
         # Who has a port is known only when all have been seen.
@@ -105,7 +110,7 @@ class Balancer:
             del self._held[port]
         self._held.update(dict.fromkeys(ports, key))
         if before != ports:
-            self.on_change()
+            self._changed()
 
     def _is_free(self, port: Port) -> bool:
         kind = socket.SOCK_STREAM if port[0] == "tcp" else socket.SOCK_DGRAM

@@ -67,8 +67,9 @@ class Network:
             gateway=cluster.gateway_ip,
             on_change=self._policy_changed,
         )
-        self._balancer = Balancer(client, events, self.translator, settings.api_address)
-        self._balancer.on_change = self._gateway_changed
+        self._balancer = Balancer(
+            client, events, self.translator, settings.api_address, self._gateway_changed
+        )
         self._dns = DnsKeeper(client, cluster, self.translator)
         services.followers += [
             self.translator.service_changed,

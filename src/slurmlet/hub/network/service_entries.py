@@ -30,13 +30,16 @@ class Translator:
         self._told: dict[Key, set[tuple[str, str]]] = {}
         # Two Services may claim one external address and port.
         self._owners: dict[tuple[str, str], Key] = {}
-        # Called with the Services whose backends may have changed.
-        self.on_translated: Callable[[Iterable[Key]], None] = lambda _keys: None
+        self._listeners: list[Callable[[Iterable[Key]], None]] = []
         self.synced = asyncio.Event()
         self._reflector = Reflector(client, SLICES, self.slice_changed, on_synced=self.synced.set)
         # Zones only move traffic, so nobody waits for them.
         self._zones: dict[str, str] = {}
         self._node_reflector = Reflector(client, _NODES, self.node_changed)
+
+    def subscribe(self, translated: Callable[[Iterable[Key]], None]) -> None:
+        """`translated` is called with the Services whose backends may have changed."""
+        self._listeners.append(translated)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -83,7 +86,7 @@ class Translator:
     def _later(self, key: Key) -> None:
         # Computed when it is told: a Service of many slices changes in bursts.
         self._due.add(key)
-        self._board.on_change()
+        self._board.announce()
 
     def _translate(self) -> None:
         due, self._due = self._due, set()
@@ -95,7 +98,8 @@ class Translator:
                 (NODE_PORTS, name): target for name, target in (found.node_ports if found else {}).items()
             }
             self._put(key, wanted)
-        self.on_translated(due)
+        for translated in self._listeners:
+            translated(due)
 
     def _put(self, key: Key, wanted: dict[tuple[str, str], Obj]) -> None:
         for where in self._told.pop(key, set()) - set(wanted):

@@ -31,9 +31,17 @@ class Board:
         self._snapshot: list[bytes] | None = None
         self._snapshot_at = 0
         self._since_bytes = 0
-        # Called when something is to be told, and before it is told: for whoever computes entries late.
-        self.on_change: Callable[[], None] = lambda: None
+        self._listeners: list[Callable[[], None]] = []
+        # Called before something is told: for whoever computes entries late.
         self.before_tell: list[Callable[[], None]] = []
+
+    def subscribe(self, changed: Callable[[], None]) -> None:
+        """`changed` is called when something is to be told."""
+        self._listeners.append(changed)
+
+    def announce(self) -> None:
+        for changed in self._listeners:
+            changed()
 
     def put(self, table: str, key: str, value: Any) -> None:
         """None: gone."""
@@ -45,7 +53,7 @@ class Board:
         else:
             known[key] = value
         self._changed[table].add(key)
-        self.on_change()
+        self.announce()
 
     def get(self, table: str, key: str) -> Any:
         return self._tables[table].get(key)

@@ -35,7 +35,7 @@ class Follower:
 class Pusher:
     def __init__(self, board: Board) -> None:
         self._board = board
-        board.on_change = self.soon
+        board.subscribe(self.soon)
         self._followers: dict[RunnerLink, Follower] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._told_s = 0.0

@@ -62,7 +62,7 @@ class AllocationKeeper:
         self._renewed_s = float("-inf")
         self._leased: set[str] = set()
         self._wake, self._described = asyncio.Event(), asyncio.Event()
-        agents.on_change = lambda _agent: self._wake.set()
+        agents.subscribe_nodes(lambda _agent: self._wake.set())
 
     def objects(self) -> list[Obj]:
         return list(self._objects.values())
@@ -122,7 +122,7 @@ class AllocationKeeper:
             log.info("node %s: %s", agent.name, fate.message)
             self._events.node_event(agent.name, "Warning", fate.reason, fate.message)
             for uid in list(agent.running):
-                self._agents.on_pod(uid)
+                self._agents.pod_changed(uid)
             self._removed_s[agent.name] = asyncio.get_running_loop().time() + _GOODBYE_S
             state = (False, fate.reason, fate.message)
         else:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from slurmlet.base.errors import SlurmletError
@@ -126,7 +126,7 @@ class LaunchKeeper:
         watch: SlurmWatch,
         launcher: Launcher,
         is_linked: Callable[[PodUid], bool],
-        disowned: Callable[[PodUid, JobId], None],
+        disowned: Callable[[PodUid, JobId], Awaitable[None]],
     ) -> None:
         self._settings, self._slurm, self._watch, self._launcher = settings, slurm, watch, launcher
         self._is_linked, self._disowned = is_linked, disowned
@@ -226,7 +226,7 @@ class LaunchKeeper:
             await self._slurm.cancel([job_id])
         finally:
             await asyncio.to_thread(claim.unlink, missing_ok=True)
-        self._disowned(uid, job_id)
+        await self._disowned(uid, job_id)
 
     def _status(self, uid: PodUid, job_id: JobId) -> int | None:
         report = read_json(self._settings.files.pod(uid).report) or {}

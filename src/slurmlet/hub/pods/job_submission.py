@@ -65,27 +65,29 @@ class Submitter:
         )
         return job_request(pod, place)
 
-    def known_job(self, uid: PodUid) -> JobId | None:
+    async def known_job(self, uid: PodUid) -> JobId | None:
         """The pod's job as far as Slurm's newest list or our own note tells."""
-        note = read_json(self._settings.files.pod(uid).job) or {}
+        note = await asyncio.to_thread(read_json, self._settings.files.pod(uid).job) or {}
         job = self._watch.job(uid)
         if job is not None and job.job_id not in note.get("not", ()):
             return job.job_id
         return JobId(note["job_id"]) if note.get("job_id") else None
 
-    def disown(self, uid: PodUid, job_id: JobId) -> None:
+    async def disown(self, uid: PodUid, job_id: JobId) -> None:
         """The pod could not begin in this job, and is to have another."""
-        files = self._settings.files.pod(uid)
+        await asyncio.to_thread(self._note_not_its, self._settings.files.pod(uid), job_id)
+
+    def _note_not_its(self, files: PodFiles, job_id: JobId) -> None:
         if files.root.is_dir():
             write_json(files.job, {"intent_at": rfc3339(), "not": [*_not_its(files), job_id]})
 
     async def submit(self, uid: PodUid, request: JobRequest, looks_free: bool = False) -> Submitted:
         """Submit unless it is done already. Raises SlurmError (transient: try again) or RefusedPod."""
         files = self._settings.files.pod(uid)
-        if files.job.exists():
+        if await asyncio.to_thread(files.job.exists):
             # An attempt whose outcome nobody wrote down: Slurm knows.
             await self._watch.refresh()
-            job_id = self.known_job(uid)
+            job_id = await self.known_job(uid)
             if job_id is not None:
                 await asyncio.to_thread(self._note, files, job_id)
                 return Submitted(job_id)
@@ -113,7 +115,7 @@ class Submitter:
         if failed is not None and await asyncio.to_thread(files.claim.exists):
             return failed, ""  # it had begun after all: what became of it is Slurm's to say
         if failed is not None:
-            await asyncio.to_thread(self.disown, uid, failed)
+            await self.disown(uid, failed)
         else:
             await asyncio.to_thread(self._intend, files, False)
         return None, why if request.launch == IMMEDIATE else ""
@@ -125,7 +127,7 @@ class Submitter:
         except SlurmError as error:
             if error.transient:
                 raise
-            files.job.unlink(missing_ok=True)
+            await asyncio.to_thread(files.job.unlink, missing_ok=True)
             raise RefusedPod(error.said, reason="SlurmRefused", hint=_remedy(request)) from error
         await asyncio.to_thread(self._note, files, job_id)
         return job_id

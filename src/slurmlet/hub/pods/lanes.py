@@ -50,7 +50,7 @@ class Lane(Protocol):
     def order(self, state: PodState) -> Order | None:
         """What would start the pod; None while its node is not there. Raises RefusedPod."""
 
-    def known(self, uid: PodUid) -> JobId | None:
+    async def known(self, uid: PodUid) -> JobId | None:
         """The job in which the pod was started, if it was; also by an earlier hub."""
 
     def settled(self, state: PodState) -> bool:
@@ -97,8 +97,8 @@ class QueueLane:
 
         return Order(place, told, request.notes)
 
-    def known(self, uid: PodUid) -> JobId | None:
-        return self._submitter.known_job(uid)
+    async def known(self, uid: PodUid) -> JobId | None:
+        return await self._submitter.known_job(uid)
 
     def settled(self, state: PodState) -> bool:
         return self._watch.looked_since(state.mark)
@@ -147,8 +147,8 @@ class AgentLane:
         # Not "job_id": that would make it a job of the pod's own, to be cancelled with it.
         write_json(files.job, {"allocation": agent.job_id, "node": agent.name, "started_at": rfc3339()})
 
-    def known(self, uid: PodUid) -> JobId | None:
-        note = read_json(self._settings.files.pod(uid).job) or {}
+    async def known(self, uid: PodUid) -> JobId | None:
+        note = await asyncio.to_thread(read_json, self._settings.files.pod(uid).job) or {}
         return JobId(note["allocation"]) if note.get("allocation") else None
 
     def settled(self, state: PodState) -> bool:  # noqa: ARG002

@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from slurmlet.base.errors import SlurmletError
-from slurmlet.hub.network.pod_network import MESSAGES
+from slurmlet.base.layout import ClusterFiles
+from slurmlet.hub.jobs.job_watch import SlurmWatch
+from slurmlet.hub.network.pod_network import MESSAGES, Network
+from slurmlet.hub.pods.job_submission import Submitter
+from slurmlet.hub.pods.pod_state import PodState
 from slurmlet.hub.pods.pod_worker import PodWorker
-from slurmlet.hub.pods.tools import Tools
 from slurmlet.hub.runner_links import GATEWAY, RunnerLink
 from slurmlet.model import job_states
 from slurmlet.model.ids import JobId, PodUid
+from slurmlet.slurm.interface import Slurm
 
 log = logging.getLogger(__name__)
 _SWEEP_S = 60.0
@@ -23,9 +27,23 @@ Obj = dict[str, Any]
 
 
 class Pods:
-    def __init__(self, tools: Tools, tasks: asyncio.TaskGroup) -> None:
-        self._tools = tools
+    def __init__(
+        self,
+        new_worker: Callable[[Obj], PodWorker],
+        tasks: asyncio.TaskGroup,
+        files: ClusterFiles,
+        watch: SlurmWatch,
+        slurm: Slurm,
+        submitter: Submitter,
+        network: Network | None,
+    ) -> None:
+        self._new_worker = new_worker
         self._tasks = tasks
+        self._files = files
+        self._watch = watch
+        self._slurm = slurm
+        self._submitter = submitter
+        self._network = network
         self._workers: dict[PodUid, PodWorker] = {}
         self._by_name: dict[tuple[str, str], PodWorker] = {}
         # Set when the API server and Slurm have both been listed once: only then is an absence a fact.
@@ -35,14 +53,14 @@ class Pods:
     def changed(self, pod: Obj, gone: bool) -> None:
         """The reflector's callback."""
         uid = PodUid(pod["metadata"]["uid"])
-        if self._tools.network is not None:
-            self._tools.network.pod_changed(pod, gone)
+        if self._network is not None:
+            self._network.pod_changed(pod, gone)
         worker = self._workers.get(uid)
         if worker is not None:
             worker.update(pod, gone)
         elif not gone:
             log.info("pod %s: bound to %s", "/".join(_name(pod)), pod["spec"]["nodeName"])
-            worker = self._workers[uid] = PodWorker(self._tools, pod)
+            worker = self._workers[uid] = self._new_worker(pod)
             self._by_name[_name(pod)] = worker
             self._tasks.create_task(self._work(worker), name=f"pod {'/'.join(_name(pod))}")
 
@@ -50,8 +68,8 @@ class Pods:
         # Before Slurm's first answer a running job could be taken for a missing one, and submitted twice.
         await self._ready.wait()
         await worker.run()
-        if self._tools.network is not None:
-            self._tools.network.released(worker.state.uid)
+        if self._network is not None:
+            self._network.released(worker.state.uid)
         del self._workers[worker.state.uid]
         if self._by_name.get(_name(worker.state.pod)) is worker:
             del self._by_name[_name(worker.state.pod)]
@@ -71,9 +89,9 @@ class Pods:
         worker = self._workers.get(uid)
         return worker is not None and worker.state.live_link is not None
 
-    def disown(self, uid: PodUid, job_id: JobId) -> None:
+    async def disown(self, uid: PodUid, job_id: JobId) -> None:
         """The pod could not begin in this job: it gets another."""
-        self._tools.submitter.disown(uid, job_id)
+        await self._submitter.disown(uid, job_id)
         worker = self._workers.get(uid)
         if worker is not None:
             worker.disown(job_id)
@@ -83,6 +101,9 @@ class Pods:
 
     def named(self, namespace: str, name: str) -> PodWorker | None:
         return self._by_name.get((namespace, name))
+
+    def states(self) -> list[PodState]:
+        return [worker.state for worker in self]
 
     def __iter__(self) -> Iterator[PodWorker]:
         return iter(list(self._workers.values()))
@@ -102,18 +123,18 @@ class Pods:
     async def link_said(self, link: RunnerLink, message: Obj) -> None:
         worker = self._workers.get(link.uid)
         if message["type"] in MESSAGES:
-            if self._tools.network is not None and (worker is not None or link.uid == GATEWAY):
-                self._tools.network.heard(link, worker.state.pod if worker is not None else None, message)
-            if self._tools.network is not None and worker is not None:
-                worker.placed(self._tools.network.known_address(link.uid))
+            if self._network is not None and (worker is not None or link.uid == GATEWAY):
+                self._network.heard(link, worker.state.pod if worker is not None else None, message)
+            if self._network is not None and worker is not None:
+                worker.placed(self._network.known_address(link.uid))
         elif worker is not None:
             await worker.heard(link, message)
         elif message["type"] == "bye":
             await link.tell("ack", seq=message["seq"])
 
     def link_ended(self, link: RunnerLink) -> None:
-        if self._tools.network is not None:
-            self._tools.network.link_ended(link)
+        if self._network is not None:
+            self._network.link_ended(link)
         worker = self._workers.get(link.uid)
         if worker is not None:
             worker.detach(link)
@@ -131,20 +152,20 @@ class Pods:
             await asyncio.sleep(_SWEEP_S)
 
     async def _sweep_jobs(self) -> set[PodUid]:
-        jobs = self._tools.watch.all_jobs()
+        jobs = self._watch.all_jobs()
         orphans = {
             uid for uid, job in jobs.items() if uid not in self._workers and not job_states.is_over(job.state)
         }
         if orphans:
             log.info("cancelling %d Slurm jobs whose pods are gone", len(orphans))
             try:
-                await self._tools.slurm.cancel([jobs[uid].job_id for uid in orphans])
+                await self._slurm.cancel([jobs[uid].job_id for uid in orphans])
             except SlurmletError as error:
                 log.warning("they could not be cancelled: %s", error.message)
         return orphans
 
     def _sweep_directories(self, still_running: set[PodUid]) -> None:
-        root = self._tools.settings.files.pods
+        root = self._files.pods
         for directory in list(root.iterdir()) if root.is_dir() else ():
             uid = PodUid(directory.name)
             if uid not in self._workers and uid not in still_running:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from slurmlet.base.clock import parse_rfc3339
+from slurmlet.base.clock import Clock, parse_rfc3339
+from slurmlet.hub.pods.delivered_volumes import Record
 from slurmlet.hub.pods.image_pulls import Backoff
 from slurmlet.hub.runner_links import RunnerLink
 from slurmlet.images.image_store import Image
@@ -16,20 +16,18 @@ from slurmlet.model.job_states import Fate, Stage
 from slurmlet.model.pod_sources import Sources
 from slurmlet.model.pod_status import is_terminal
 
-if TYPE_CHECKING:
-    from slurmlet.hub.pods.volume_refresh import Record
-
 Obj = dict[str, Any]
 
 
 class PodState:
     """Changed by its worker alone, so nothing here needs a lock."""
 
-    def __init__(self, pod: Obj) -> None:
+    def __init__(self, pod: Obj, clock: Clock | None = None) -> None:
+        self._clock = clock or Clock()
         self.pod = pod
         self.uid = PodUid(pod["metadata"]["uid"])
         self.gone = False
-        self.born_s = time.monotonic()
+        self.born_s = self._clock.monotonic_s()
         # From the runner
         self.link: RunnerLink | None = None
         self.report: Mapping[str, Any] | None = None
@@ -51,6 +49,7 @@ class PodState:
         self.refused_ephemeral: dict[str, tuple[str, str]] = {}  # name → (reason, message)
         # On the way out
         self.stop_sent_grace_s: int | None = None
+        self.stop_due_s = 0.0  # when a runner that was told to stop should have ended the pod
         self.cancelled = False
         self.done_since_s: float | None = None
         self.failed: tuple[str, str] | None = None  # (reason, message) of a pod the hub itself gave up
@@ -101,7 +100,7 @@ class PodState:
 
     def expect_news(self, within_s: float) -> None:
         """Somebody has been told to start it, and will tell how it goes."""
-        self._news_due_s = time.monotonic() + within_s
+        self._news_due_s = self._clock.monotonic_s() + within_s
 
     @property
     def news_in_s(self) -> float:
@@ -111,7 +110,7 @@ class PodState:
         """
         if self._begun or self.job_over or self.waiting or self.refused or self.failed:
             return 0.0
-        return max(0.0, self._news_due_s - time.monotonic())
+        return max(0.0, self._news_due_s - self._clock.monotonic_s())
 
     @property
     def _begun(self) -> bool:
@@ -143,7 +142,7 @@ class PodState:
         started = (self.pod.get("status") or {}).get("startTime")
         if limit_s is None or not started:
             return None
-        return parse_rfc3339(started).timestamp() + float(limit_s) - time.time()
+        return parse_rfc3339(started).timestamp() + float(limit_s) - self._clock.time_s()
 
     @property
     def live_link(self) -> RunnerLink | None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-import time
 
-from slurmlet.base.clock import parse_rfc3339
+from slurmlet.base.clock import Clock, parse_rfc3339
+from slurmlet.base.layout import ClusterFiles
+from slurmlet.hub.jobs.job_watch import SlurmWatch
+from slurmlet.hub.pods.lanes import Lanes
 from slurmlet.hub.pods.pod_state import PodState
-from slurmlet.hub.pods.status_writer import delete_object, write_status
-from slurmlet.hub.pods.tools import Tools
+from slurmlet.hub.pods.status_writer import StatusWriter
+from slurmlet.kube.events import EventRecorder
 
 log = logging.getLogger(__name__)
 _RETRY_S = 2.0
@@ -23,92 +25,115 @@ _DIAL_IN_S = 6.0
 _LINGER_S = 15.0
 
 
-async def end(tools: Tools, state: PodState) -> float | None:
-    """The object is being deleted: stop the pod, see the job gone, then let the object go."""
-    if await _job_is_over(tools, state):
-        if not state.terminal:
-            await write_status(tools.client, state)
-        await delete_object(tools.client, state)
-        return _RETRY_S
-    metadata = state.pod["metadata"]
-    grace_s = int(metadata.get("deletionGracePeriodSeconds") or 0)
-    if state.live_link is not None:
-        if state.stop_sent_grace_s != grace_s:
-            state.stop_sent_grace_s = grace_s
-            await state.live_link.tell("stop", grace_s=grace_s, reason="deleted")
-        overdue_s = time.time() - parse_rfc3339(metadata["deletionTimestamp"]).timestamp()
-        if overdue_s > _STOP_SLACK_S:
-            await _cancel(tools, state)
-    elif state.runner_done:
-        await linger(tools, state)
-    elif state.queued or time.monotonic() - state.born_s > _DIAL_IN_S:
-        await _cancel(tools, state)
-    tools.watch.poke()
-    return _SOON_S if state.runner_done or state.cancelled else 1.0
+class PodTermination:
+    """Each method does the next thing and returns seconds until another look is due; None to wait for news."""
 
+    def __init__(
+        self,
+        files: ClusterFiles,
+        lanes: Lanes,
+        watch: SlurmWatch,
+        status: StatusWriter,
+        events: EventRecorder,
+        clock: Clock,
+    ) -> None:
+        self._files = files
+        self._lanes = lanes
+        self._watch = watch
+        self._status = status
+        self._events = events
+        self._clock = clock
 
-async def bury(tools: Tools, state: PodState) -> float | None:
-    """The object is gone: no job may outlive it, no file either. None when all is done."""
-    if not await _job_is_over(tools, state):
-        state.done_since_s = state.done_since_s or time.monotonic()
-        overdue = time.monotonic() - state.done_since_s > _STOP_SLACK_S
-        if state.live_link is not None and not overdue:
-            if state.stop_sent_grace_s != 0:
-                state.stop_sent_grace_s = 0
-                await state.live_link.tell("stop", grace_s=0, reason="deleted by force")
-        elif overdue or not state.runner_done:
-            await _cancel(tools, state)
-        tools.watch.poke()
-        return _SOON_S
-    await asyncio.to_thread(shutil.rmtree, tools.settings.files.pod(state.uid).root, ignore_errors=True)
-    if state.job_id is not None:
-        tools.watch.forget(state.job_id)
-    return None
+    async def delete(self, state: PodState) -> float | None:
+        """The object is being deleted: stop the pod, see the job gone, then let the object go."""
+        if await self._job_is_over(state):
+            if not state.terminal:
+                await self._status.write(state)
+            await self._status.delete(state)
+            return _RETRY_S
+        metadata = state.pod["metadata"]
+        grace_s = int(metadata.get("deletionGracePeriodSeconds") or 0)
+        if state.live_link is not None:
+            if state.stop_sent_grace_s != grace_s:
+                state.stop_sent_grace_s = grace_s
+                await state.live_link.tell("stop", grace_s=grace_s, reason="deleted")
+            overdue_s = self._clock.time_s() - parse_rfc3339(metadata["deletionTimestamp"]).timestamp()
+            if overdue_s > _STOP_SLACK_S:
+                await self._cancel(state)
+        elif state.runner_done:
+            await self.linger(state)
+        elif state.queued or self._clock.monotonic_s() - state.born_s > _DIAL_IN_S:
+            await self._cancel(state)
+        self._watch.poke()
+        return _SOON_S if state.runner_done or state.cancelled else 1.0
 
-
-async def expire(tools: Tools, state: PodState) -> float | None:
-    """activeDeadlineSeconds is over: the pod ends as Failed, with its grace if it runs."""
-    reason, message = "DeadlineExceeded", "Pod was active on the node longer than the specified deadline"
-    if state.live_link is not None and not state.runner_done:
-        grace_s = int(state.pod["spec"].get("terminationGracePeriodSeconds") or 0)
-        if state.stop_sent_grace_s is None:
-            state.stop_sent_grace_s = grace_s
-            tools.events.pod_event(state.pod, "Normal", reason, message)
-            problem = {"reason": reason, "message": message}
-            await state.live_link.tell("stop", grace_s=grace_s, reason=message, problem=problem)
-        return grace_s + _STOP_SLACK_S
-    if not state.runner_done:
-        state.failed = (reason, message)
-        if not await _job_is_over(tools, state):
-            await _cancel(tools, state)
-    await write_status(tools.client, state)
-    return _RETRY_S
-
-
-async def linger(tools: Tools, state: PodState) -> float | None:
-    """The pod has ended; its job must end too."""
-    if state.job_id is None or state.job_over:
+    async def clean_up(self, state: PodState) -> float | None:
+        """The object is gone: no job may outlive it, no file either. None when all is done."""
+        if not await self._job_is_over(state):
+            overdue = self._done_for_s(state) > _STOP_SLACK_S
+            if state.live_link is not None and not overdue:
+                if state.stop_sent_grace_s != 0:
+                    state.stop_sent_grace_s = 0
+                    await state.live_link.tell("stop", grace_s=0, reason="deleted by force")
+            elif overdue or not state.runner_done:
+                await self._cancel(state)
+            self._watch.poke()
+            return _SOON_S
+        await asyncio.to_thread(shutil.rmtree, self._files.pod(state.uid).root, ignore_errors=True)
+        if state.job_id is not None:
+            self._watch.forget(state.job_id)
         return None
-    state.done_since_s = state.done_since_s or time.monotonic()
-    if time.monotonic() - state.done_since_s > _LINGER_S:
-        await _cancel(tools, state)
-    return _LINGER_S
 
+    async def expire(self, state: PodState) -> float | None:
+        """activeDeadlineSeconds is over: the pod ends as Failed, with its grace if it runs."""
+        reason, message = "DeadlineExceeded", "Pod was active on the node longer than the specified deadline"
+        now_s = self._clock.monotonic_s()
+        if state.live_link is not None and not state.runner_done:
+            grace_s = int(state.pod["spec"].get("terminationGracePeriodSeconds") or 0)
+            if state.stop_sent_grace_s is None:
+                state.stop_sent_grace_s = grace_s
+                # Kept when the runner dials in anew and is told again.
+                state.stop_due_s = state.stop_due_s or now_s + grace_s + _STOP_SLACK_S
+                self._events.pod_event(state.pod, "Normal", reason, message)
+                problem = {"reason": reason, "message": message}
+                await state.live_link.tell("stop", grace_s=grace_s, reason=message, problem=problem)
+            if now_s < state.stop_due_s:
+                return state.stop_due_s - now_s
+        if not state.runner_done:
+            # It never began, or its runner does not end it though its time is over.
+            state.failed = (reason, message)
+            if not await self._job_is_over(state):
+                await self._cancel(state)
+        await self._status.write(state)
+        return _RETRY_S
 
-async def _job_is_over(tools: Tools, state: PodState) -> bool:
-    if state.job_id is not None:
-        return state.all_over
-    if not tools.settings.files.pod(state.uid).job.exists():
-        return True
-    # An intent whose outcome is unknown: ask Slurm before the pod may go.
-    await tools.watch.refresh()
-    state.job_id = tools.lanes.of(state.node).known(state.uid)
-    return state.job_id is None
+    async def linger(self, state: PodState) -> float | None:
+        """The pod has ended; its job must end too."""
+        if state.job_id is None or state.job_over:
+            return None
+        if self._done_for_s(state) > _LINGER_S:
+            await self._cancel(state)
+        return _LINGER_S
 
+    def _done_for_s(self, state: PodState) -> float:
+        now_s = self._clock.monotonic_s()
+        if state.done_since_s is None:
+            state.done_since_s = now_s
+        return now_s - state.done_since_s
 
-async def _cancel(tools: Tools, state: PodState) -> None:
-    assert state.job_id is not None
-    if not state.cancelled:
-        log.info("pod %s: cancelling it in Slurm job %s", state.name, state.job_id)
-    state.cancelled = True
-    await tools.lanes.of(state.node).cancel(state)
+    async def _job_is_over(self, state: PodState) -> bool:
+        if state.job_id is not None:
+            return state.all_over
+        if not await asyncio.to_thread(self._files.pod(state.uid).job.exists):
+            return True
+        # An intent whose outcome is unknown: ask Slurm before the pod may go.
+        await self._watch.refresh()
+        state.job_id = await self._lanes.of(state.node).known(state.uid)
+        return state.job_id is None
+
+    async def _cancel(self, state: PodState) -> None:
+        assert state.job_id is not None
+        if not state.cancelled:
+            log.info("pod %s: cancelling it in Slurm job %s", state.name, state.job_id)
+        state.cancelled = True
+        await self._lanes.of(state.node).cancel(state)

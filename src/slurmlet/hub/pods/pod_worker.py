@@ -9,22 +9,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from slurmlet.base.clock import rfc3339
+from slurmlet.base.clock import Clock, rfc3339
 from slurmlet.base.errors import SlurmletError
 from slurmlet.base.files import read_json
-from slurmlet.hub.pods import pod_start, pod_termination
-from slurmlet.hub.pods.debug_containers import send_ephemeral
-from slurmlet.hub.pods.image_change import changed_containers, send_changed
+from slurmlet.base.layout import ClusterFiles
+from slurmlet.hub.jobs.job_watch import SlurmWatch
+from slurmlet.hub.network.pod_network import Network
+from slurmlet.hub.pods.container_updates import ContainerUpdates
+from slurmlet.hub.pods.lanes import Lanes
+from slurmlet.hub.pods.pod_start import PodStarter
 from slurmlet.hub.pods.pod_state import PodState
-from slurmlet.hub.pods.status_writer import write_status
-from slurmlet.hub.pods.tools import Tools
+from slurmlet.hub.pods.pod_termination import PodTermination
+from slurmlet.hub.pods.queued_status import QueuedStatus
+from slurmlet.hub.pods.start_backoff import Pacer
+from slurmlet.hub.pods.status_writer import StatusWriter
 from slurmlet.hub.runner_links import LinkLost, RunnerLink
 from slurmlet.kube.client import ApiError
+from slurmlet.kube.events import EventRecorder
 from slurmlet.model import job_states
 from slurmlet.model.downward_api import Place
 from slurmlet.model.ids import JobId
@@ -44,9 +49,36 @@ _VERDICT_S = 20.0
 
 
 class PodWorker:
-    def __init__(self, tools: Tools, pod: Obj) -> None:
-        self._tools = tools
-        self.state = PodState(pod)
+    def __init__(
+        self,
+        pod: Obj,
+        *,
+        files: ClusterFiles,
+        starter: PodStarter,
+        termination: PodTermination,
+        updates: ContainerUpdates,
+        status: StatusWriter,
+        queued: QueuedStatus,
+        lanes: Lanes,
+        watch: SlurmWatch,
+        pacer: Pacer,
+        events: EventRecorder,
+        network: Network | None,
+        clock: Clock,
+    ) -> None:
+        self.state = PodState(pod, clock)
+        self._files = files
+        self._starter = starter
+        self._termination = termination
+        self._updates = updates
+        self._status = status
+        self._queued = queued
+        self._lanes = lanes
+        self._watch = watch
+        self._pacer = pacer
+        self._events = events
+        self._network = network
+        self._clock = clock
         self._wake = asyncio.Event()
         self._linked: asyncio.Event | None = None  # while somebody waits for a link
         self._finished = False
@@ -70,7 +102,7 @@ class PodWorker:
         if state.link is not None:
             state.link.end()
         state.link = link
-        size = self._tools.lanes.of(state.node).size(state.node)
+        size = self._lanes.of(state.node).size(state.node)
         state.place = Place(
             host_ip=str(hello.get("host_ip") or ""),
             host=str(hello.get("host") or ""),
@@ -81,7 +113,7 @@ class PodWorker:
         if hello.get("report"):
             state.report = hello["report"]
         told = JobId(str(hello.get("job_id") or ""))
-        if told and told != state.job_id and self._tools.watch.owns(state.uid, told):
+        if told and told != state.job_id and self._watch.owns(state.uid, told):
             # Should the pod ever have two jobs, this is the one that holds the claim.
             state.job_id, state.fate = told, None
         state.stop_sent_grace_s = None
@@ -91,7 +123,7 @@ class PodWorker:
         self._wake.set()
 
     def _own_ip(self, link: RunnerLink) -> str | None:
-        state, network = self.state, self._tools.network
+        state, network = self.state, self._network
         if network is None or uses_host_network(state.pod):
             return ""
         # One that runs since before there was a pod network keeps the address that its status shows.
@@ -116,17 +148,17 @@ class PodWorker:
             self._wake.set()
         elif kind == "event":
             told = (str(message[key]) for key in ("kind", "reason", "message", "container"))
-            self._tools.events.pod_event(self.state.pod, *told)
+            self._events.pod_event(self.state.pod, *told)
 
     def detach(self, link: RunnerLink) -> None:
         if self.state.link is link:
             self.state.link = None
-            self._tools.watch.poke()
+            self._watch.poke()
             self._wake.set()
 
     def nudge(self) -> None:
         """Slurm was looked at. A job that is over outweighs a link that still seems to live."""
-        state, watch = self.state, self._tools.watch
+        state, watch = self.state, self._watch
         job = watch.job(state.uid)
         if job is not None and not job_states.is_over(job.state):
             # Thousands may wait in the queue: only those it has news for are worth a turn.
@@ -198,43 +230,43 @@ class PodWorker:
 
     async def _step(self) -> float | None:
         """Do the next thing; seconds until another look is due, None to wait for news."""
-        tools, state = self._tools, self.state
+        state = self.state
         await self._learn()
         if state.gone:
-            delay_s = await pod_termination.bury(tools, state)
+            delay_s = await self._termination.clean_up(state)
             self._finished = delay_s is None
             return delay_s
         if state.deleting:
-            return await pod_termination.end(tools, state)
+            return await self._termination.delete(state)
         if state.terminal:
-            if tools.network is not None and (state.job_id is None or state.job_over):
-                tools.network.released(state.uid)
-            return await pod_termination.linger(tools, state)
+            if self._network is not None and (state.job_id is None or state.job_over):
+                self._network.released(state.uid)
+            return await self._termination.linger(state)
         if state.deadline_s is not None and state.deadline_s <= 0:
-            return await pod_termination.expire(tools, state)
+            return await self._termination.expire(state)
         if state.job_id is None:
-            delay_s = await pod_start.start(tools, state)
+            delay_s = await self._starter.start(state)
             if state.job_id is None:
-                await write_status(tools.client, state)
+                await self._status.write(state)
                 return delay_s
         if state.link is not None and not state.link.has_pod:
-            delay_s = await pod_start.send_plan(tools, state, state.link)
+            delay_s = await self._starter.send_plan(state, state.link)
             if delay_s is not None:
-                await write_status(tools.client, state)
+                await self._status.write(state)
                 return delay_s
         return await self._tell_state()
 
     async def _learn(self) -> None:
         """Bring together what Slurm and the pod's directory know."""
-        state, lane = self.state, self._tools.lanes.of(self.state.node)
+        state, lane = self.state, self._lanes.of(self.state.node)
         if state.job_id is None:
-            state.job_id = lane.known(state.uid)
+            state.job_id = await lane.known(state.uid)
         if state.job_id is None or not lane.settled(state):
             return
         if not state.job_over:
             state.fate = await lane.fate(state) or state.fate
         if not state.runner_done and (state.job_over or state.report is None):
-            path = self._tools.settings.files.pod(state.uid).report
+            path = self._files.pod(state.uid).report
             found = await asyncio.to_thread(read_json, path)
             # The runner writes it once for each phase: of a pod that goes on, the object knows more than the file,
             # and a hub that was started anew would take its containers back to where they began.
@@ -246,37 +278,30 @@ class PodWorker:
         """Write what is; a pod whose job was signalled waits for Slurm to say why."""
         state = self.state
         if state.runner_done and state.signalled and not state.job_over:
-            self._verdict_asked_s = self._verdict_asked_s or time.monotonic()
-            if time.monotonic() - self._verdict_asked_s < _VERDICT_S:
-                self._tools.watch.poke()
+            now_s = self._clock.monotonic_s()
+            if self._verdict_asked_s is None:
+                self._verdict_asked_s = now_s
+            if now_s - self._verdict_asked_s < _VERDICT_S:
+                self._watch.poke()
                 return _SOON_S
         if state.job_over and state.report is None:
-            self._tools.pacer.stillborn(state.pod)
+            self._pacer.stillborn(state.pod)
         if state.job_id is not None and is_new_resize(state.pod):
             text = resize_event(state.pod)
-            self._tools.events.pod_event(state.pod, "Warning", "ResizeInfeasible", text)
+            self._events.pod_event(state.pod, "Warning", "ResizeInfeasible", text)
         delay_s = None
         if state.live_link is not None and not state.runner_done:
-            delay_s = await self._send_news(state.live_link)
+            delay_s = await self._updates.send(state, state.live_link)
         if state.news_in_s:
             return min(state.news_in_s, delay_s or state.news_in_s)
         if state.only_waits:
             if not state.began_before:
-                self._tools.notes.add(state)
+                self._queued.add(state)
         else:
-            await write_status(self._tools.client, state)
+            await self._status.write(state)
         if delay_s is None and state.queued:
             delay_s = seconds_until_queued(state.pod, rfc3339())
         return delay_s
-
-    async def _send_news(self, link: RunnerLink) -> float | None:
-        """What came to the spec since the runner got it; seconds until another try is due."""
-        state, delays = self.state, []
-        if state.pod["spec"].get("ephemeralContainers"):
-            delays.append(await send_ephemeral(self._tools, state, link))
-        if changed_containers(state.pod, state.report, link.redefined):
-            delays.append(await send_changed(self._tools, state, link))
-        return min((delay_s for delay_s in delays if delay_s is not None), default=None)
 
     def _tell_pending(self) -> None:
         state = self.state
@@ -284,4 +309,4 @@ class PodWorker:
         if reason and reason != self._pending_told:
             self._pending_told = reason
             text = f"Slurm job {state.job_id} is pending: {reason}"
-            self._tools.events.pod_event(state.pod, "Normal", "Queued", text)
+            self._events.pod_event(state.pod, "Normal", "Queued", text)

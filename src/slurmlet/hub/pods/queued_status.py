@@ -10,8 +10,8 @@ import asyncio
 import logging
 
 from slurmlet.hub.pods.pod_state import PodState
-from slurmlet.hub.pods.status_writer import write_status
-from slurmlet.kube.client import ApiClient, ApiError
+from slurmlet.hub.pods.status_writer import StatusWriter
+from slurmlet.kube.client import ApiError
 from slurmlet.model.ids import PodUid
 
 log = logging.getLogger(__name__)
@@ -19,9 +19,9 @@ _WRITERS = 2
 _RETRY_S = 2.0
 
 
-class Notes:
-    def __init__(self, client: ApiClient) -> None:
-        self._client = client
+class QueuedStatus:
+    def __init__(self, status: StatusWriter) -> None:
+        self._status = status
         self._due: dict[PodUid, PodState] = {}
         self._came = asyncio.Event()
 
@@ -33,7 +33,7 @@ class Notes:
     async def run(self) -> None:
         async with asyncio.TaskGroup() as writers:
             for _ in range(_WRITERS):
-                writers.create_task(self._write_all(), name="note writer")
+                writers.create_task(self._write_all(), name="queued status writer")
 
     async def _write_all(self) -> None:
         while True:
@@ -43,7 +43,7 @@ class Notes:
             state = self._due.pop(next(iter(self._due)))
             try:
                 if state.only_waits and not state.gone:
-                    await write_status(self._client, state, only_if_latest=True)
+                    await self._status.write(state, only_if_latest=True)
             except ApiError as error:
                 # Gone, or changed by somebody: the watch tells, and its worker writes what is then to be written.
                 if error.status not in (404, 409):

@@ -16,18 +16,32 @@ Obj = dict[str, Any]
 _AT_ONCE = {JOB_ID_ANNOTATION}
 
 
-async def write_status(client: ApiClient, state: PodState, only_if_latest: bool = False) -> None:
-    """Patch the status to what is known now, annotations with it; nothing is sent when nothing changed.
+class StatusWriter:
+    def __init__(self, client: ApiClient) -> None:
+        self._client = client
 
-    `only_if_latest`: not over a version of the object that is newer than the one known here (ApiError 409).
-    """
-    if _change(state, only_if_latest) is not None:
-        # Asked again when it is sent: in a burst the pod may be further by then, and one write tells it all.
-        newer = await client.patch_latest(
-            f"{state.path}/status", lambda: _change(state, only_if_latest), STRATEGIC
-        )
-        if newer is not None:
-            state.take_newer(newer, same=False)
+    async def write(self, state: PodState, only_if_latest: bool = False) -> None:
+        """Patch the status to what is known now, annotations with it; nothing is sent when nothing changed.
+
+        `only_if_latest`: not over a version of the object that is newer than the one known here (ApiError 409).
+        """
+        if _change(state, only_if_latest) is not None:
+            # Asked again when it is sent: in a burst the pod may be further by then, and one write tells it all.
+            newer = await self._client.patch_latest(
+                f"{state.path}/status", lambda: _change(state, only_if_latest), STRATEGIC
+            )
+            if newer is not None:
+                state.take_newer(newer, same=False)
+
+    async def delete(self, state: PodState) -> None:
+        """Let the object go, as a kubelet does when everything of the pod is gone."""
+        try:
+            await self._client.delete(
+                state.path, {"gracePeriodSeconds": 0, "preconditions": {"uid": state.uid}}
+            )
+        except ApiError as error:
+            if error.status not in (404, 409):
+                raise
 
 
 def _change(state: PodState, only_if_latest: bool) -> Obj | None:
@@ -69,15 +83,6 @@ def _status(state: PodState) -> Obj:
             image_ids={name: image.repo_digest for name, image in state.images.items()},
         )
     )
-
-
-async def delete_object(client: ApiClient, state: PodState) -> None:
-    """Let the object go, as a kubelet does when everything of the pod is gone."""
-    try:
-        await client.delete(state.path, {"gracePeriodSeconds": 0, "preconditions": {"uid": state.uid}})
-    except ApiError as error:
-        if error.status not in (404, 409):
-            raise
 
 
 def unchanged(new: Mapping[str, Any], old: Mapping[str, Any]) -> bool:

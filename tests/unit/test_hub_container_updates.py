@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from slurmlet.hub.pods.image_change import changed_containers
+from slurmlet.hub.pods.container_updates import changed_containers
 
 POD = {
     "spec": {
