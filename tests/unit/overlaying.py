@@ -12,7 +12,6 @@ from typing import Any
 
 from slurmlet.gateway.tcp_accept import Accepting
 from slurmlet.linux.event_loop import Loop
-from slurmlet.linux.lean import socket as lean_socket
 from slurmlet.podnet import addresses, overlay_datagrams
 from slurmlet.podnet.netd_setup import HostPort, Setup
 from slurmlet.podnet.overlay_socket import Announcement, Overlay
@@ -27,26 +26,20 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def making_loop() -> Iterator[Loop]:
     """A loop for one test. What netds and gateways hold lives as long as their process, so sockets are closed here."""
     made: list[socket.socket] = []
-    modules = (socket, lean_socket)
-    real = [module.socket for module in modules]
+    real = socket.socket
 
-    def tracked(kind: type) -> type:
-        class Tracked(kind):
-            def __init__(self, *arguments: Any, **more: Any) -> None:
-                super().__init__(*arguments, **more)
-                made.append(self)
-
-        return Tracked
+    class Tracked(real):  # type: ignore[misc, valid-type]
+        def __init__(self, *arguments: Any, **more: Any) -> None:
+            super().__init__(*arguments, **more)
+            made.append(self)
 
     handlers = [signal.getsignal(number) for number in _SIGNALS]
-    for module, kind in zip(modules, real, strict=True):
-        module.socket = tracked(kind)  # type: ignore[misc]
+    socket.socket = Tracked  # type: ignore[misc]
     loop = Loop()
     try:
         yield loop
     finally:
-        for module, kind in zip(modules, real, strict=True):
-            module.socket = kind  # type: ignore[misc]
+        socket.socket = real  # type: ignore[misc]
         signal.set_wakeup_fd(-1)
         for number, handler in zip(_SIGNALS, handlers, strict=True):
             signal.signal(number, handler)

@@ -9,15 +9,16 @@ With `--run` the cluster itself lives inside this job: a hub that is gone for go
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import sys
 import time
+from typing import Any, Dict, List, Optional, Set
 
 from slurmlet.agent import runner_forks
 from slurmlet.linux import syscalls
 from slurmlet.linux.event_loop import Loop, Timer
-from slurmlet.linux.lean import json, signal
-from slurmlet.linux.lean.typing import Any, Dict, List, Optional, Set
 from slurmlet.protocol import wire
 from slurmlet.runner import VERSION
 from slurmlet.runner.pod.claim import PodDir

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 import importlib
+import json
 import os
+import signal
 import sys
+from typing import Callable, List
 
 from slurmlet.linux import syscalls
-from slurmlet.linux.lean import json, signal
-from slurmlet.linux.lean.typing import Callable, List
 from slurmlet.runner.host.scratch import choose_base
 from slurmlet.runner.volumes import volume_removal
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-
-from slurmlet.linux.lean.typing import Any, List
+from typing import Any, List
 
 # API numbers: 36 is Slurm 20.11, the first with slurm_init. From 44 (25.11) on a job is named by a structure.
 _FIRST_API, _STRUCTURE_API = 36, 44

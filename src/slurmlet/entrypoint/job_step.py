@@ -8,12 +8,16 @@ still there, the hub would have to (and does, where this process was killed or t
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 
-from slurmlet.linux.lean import signal
-from slurmlet.linux.lean.typing import List
 from slurmlet.runner.pod.sandbox import SIGNALS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import List
+
 
 _TRIES, _AGAIN_S = 5, 1.0
 

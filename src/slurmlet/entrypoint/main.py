@@ -8,7 +8,10 @@ from __future__ import annotations
 import gc
 import sys
 
-from slurmlet.linux.lean.typing import List, Optional
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import List, Optional
+
 
 USAGE = "usage: runner POD_DIRECTORY | runner agent NODE_DIRECTORY"
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 import heapq
 import os
 import select
+import signal
 import time
 
-from slurmlet.linux.lean import signal
-from slurmlet.linux.lean.typing import Any, Callable, Dict, List, Optional, Set, Tuple
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
-Callback = Callable[[], None]
+    Callback = Callable[[], None]
 
 
 class Timer:

@@ -9,7 +9,10 @@ from __future__ import annotations
 import os
 import stat
 
-from slurmlet.linux.lean.typing import List
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import List
+
 
 _MAX_LINKS = 40
 

@@ -6,9 +6,12 @@ import ctypes
 import errno
 import os
 import sys
+from signal import SIGCHLD
 
-from slurmlet.linux.lean.signal import SIGCHLD
-from slurmlet.linux.lean.typing import Any
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWIPC = 0x08000000

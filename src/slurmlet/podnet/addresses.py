@@ -5,10 +5,15 @@ Inside netd an IPv4 address is a number: tables are asked on every connect, and 
 
 from __future__ import annotations
 
+import socket
 import struct
 
-from slurmlet.linux.lean import socket
-from slurmlet.linux.lean.typing import NamedTuple, Optional, Tuple
+from slurmlet.linux.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Optional, Tuple
+
 
 ANY, LOOPBACK = 0, 0x7F000001
 _LOOPBACK_NET = 0x7F
@@ -17,7 +22,7 @@ _LOOPBACK6 = bytes(15) + b"\x01"
 _ANY6 = bytes(16)
 
 
-class SockAddr(NamedTuple):
+class SockAddr(Record):
     """An AF_INET or AF_INET6 address as a program gave it; `ip` is None for an IPv6 one that has no IPv4 meaning."""
 
     family: int

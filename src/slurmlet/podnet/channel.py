@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import socket
+
 from slurmlet.linux.event_loop import Loop
-from slurmlet.linux.lean import json, socket
-from slurmlet.linux.lean.typing import Any, Callable, Dict
 from slurmlet.protocol import wire
 
-_READ_BYTES = 256 << 10
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict
 
-OnMessage = Callable[[Dict[str, Any]], None]
+    OnMessage = Callable[[Dict[str, Any]], None]
+
+
+_READ_BYTES = 256 << 10
 
 
 class Channel:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from slurmlet.linux.lean.typing import Any, FrozenSet, List, NamedTuple, Optional, Tuple
+from typing import Any, FrozenSet, List, NamedTuple, Optional, Tuple
+
 from slurmlet.podnet import addresses
 
 Network = Tuple[int, int]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import queue
+import signal
+import socket
 import threading
+from typing import Any, Optional, Tuple
 
 from slurmlet.linux import syscalls
-from slurmlet.linux.lean import signal, socket
-from slurmlet.linux.lean.typing import Any, Optional, Tuple
 
 
 class PodSockets:

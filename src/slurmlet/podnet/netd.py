@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import errno
 import gc
+import json
 import os
 import resource
+import signal
+import socket
 import sys
+from typing import TYPE_CHECKING, Any, Callable, Dict, NamedTuple, Optional, Set
 
 from slurmlet.linux import syscalls
 from slurmlet.linux.event_loop import Loop
-from slurmlet.linux.lean import json, signal, socket
-from slurmlet.linux.lean.typing import TYPE_CHECKING, Any, Callable, Dict, NamedTuple, Optional, Set
 from slurmlet.podnet import addresses
 from slurmlet.podnet.channel import Channel
 from slurmlet.podnet.namespace_sockets import PodSockets

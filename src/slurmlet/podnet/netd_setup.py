@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from slurmlet.linux.lean.typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from slurmlet.linux.record import Record
 from slurmlet.podnet import addresses
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional, Tuple
+
 
 # How the pod's programs are attached.
 FAST, NO_NETNS, PACKETS = "fast", "no-netns", "packets"
@@ -11,14 +16,14 @@ FAST, NO_NETNS, PACKETS = "fast", "no-netns", "packets"
 FROM_HOST = "host"
 
 
-class HostPort(NamedTuple):
+class HostPort(Record):
     protocol: str  # "tcp" or "udp"
     host_ip: str
     host_port: int
     port: int
 
 
-class Tls(NamedTuple):
+class Tls(Record):
     """PEM texts: the authority of the cluster's overlay, and the certificate that all its netds and the gateway share."""
 
     ca: str
@@ -26,7 +31,7 @@ class Tls(NamedTuple):
     key: str
 
 
-class Setup(NamedTuple):
+class Setup(Record):
     ip: int
     # (base, mask)
     pod_range: Tuple[int, int]

@@ -6,10 +6,13 @@ There is no `ip` program to rely on, and starting one four times would take long
 from __future__ import annotations
 
 import os
+import socket
 import struct
 
-from slurmlet.linux.lean import socket
-from slurmlet.linux.lean.typing import Any
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 
 _NEWLINK, _NEWADDR, _NEWROUTE = 16, 20, 24
 _REQUEST, _ACK, _EXCL, _CREATE = 1, 4, 0x200, 0x400

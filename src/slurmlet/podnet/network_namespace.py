@@ -7,15 +7,22 @@ runner is not dumpable, so it cannot look at its own child's namespaces either; 
 from __future__ import annotations
 
 import errno
+import json
 import os
+import signal
+import socket
 import struct
 from fcntl import ioctl
 
 from slurmlet.linux import syscalls
-from slurmlet.linux.lean import json, signal, socket
-from slurmlet.linux.lean.typing import Any, Callable, List, NamedTuple
+from slurmlet.linux.record import Record
 from slurmlet.podnet import addresses, netlink
 from slurmlet.podnet.overlay_datagrams import MAX_PACKET_BYTES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, List
+
 
 DEVICE = "eth0"
 # As large as one datagram of the overlay carries. A datagram of a program is then one packet to us, whatever its size, and
@@ -32,7 +39,7 @@ class NoNetwork(OSError):
     """This node does not let the user make a network for a pod; the message says what is missing."""
 
 
-class PodNamespace(NamedTuple):
+class PodNamespace(Record):
     netns_fd: int
     tun_fd: int
     # Where a /sys of the namespace is mounted, or "" where the kernel refused.

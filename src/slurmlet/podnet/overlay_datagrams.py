@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import struct
 
-from slurmlet.linux.lean import socket
 from slurmlet.podnet import addresses
 
 # Kind, and when it was sent (ms); a tag follows the body.

@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import socket
 import struct
 import time
+from typing import Any, Callable, Dict, Iterable, NamedTuple, Optional, Protocol, Tuple
 
 from slurmlet.linux.event_loop import Loop, Timer
-from slurmlet.linux.lean import socket
-from slurmlet.linux.lean.typing import Any, Callable, Dict, Iterable, NamedTuple, Optional, Protocol, Tuple
 from slurmlet.podnet import addresses
 from slurmlet.podnet.netd_setup import Setup
 from slurmlet.podnet.overlay_datagrams import HEAD, TAG_BYTES

@@ -7,11 +7,11 @@ are looked up before.
 from __future__ import annotations
 
 import errno
+import socket
 import weakref
+from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Tuple
 
 from slurmlet.linux.event_loop import Loop, Timer
-from slurmlet.linux.lean import socket
-from slurmlet.linux.lean.typing import TYPE_CHECKING, Callable, Dict, List, Optional, Tuple
 from slurmlet.podnet import addresses
 from slurmlet.podnet.netd_setup import Setup
 from slurmlet.podnet.overlay_socket import DENIED, Announcement, Overlay

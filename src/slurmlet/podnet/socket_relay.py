@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import socket
 import struct
+from typing import Any, Callable, List, Optional
 
 from slurmlet.linux.event_loop import Loop
-from slurmlet.linux.lean import socket
-from slurmlet.linux.lean.typing import Any, Callable, List, Optional
 
 _CHUNK_BYTES = 256 << 10
 # Beyond this a direction is worth a pipe.

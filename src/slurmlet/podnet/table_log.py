@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from slurmlet.linux.lean.typing import Any, Dict, Iterator, Set
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, Iterator, Set
+
 
 _TABLES = ("pods", "services", "node_ports")
 _MAX_ENTRIES = 1000

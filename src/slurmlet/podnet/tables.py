@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
-from slurmlet.linux.lean.typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 from slurmlet.podnet import addresses, connection_policy
 from slurmlet.podnet.netd_setup import Setup
 

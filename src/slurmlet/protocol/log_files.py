@@ -16,7 +16,12 @@ import os
 import sys
 import time
 
-from slurmlet.linux.lean.typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from slurmlet.linux.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+
 
 MAX_LINE_BYTES = 16 << 10
 # The kubelet's containerLogMaxSize and containerLogMaxFiles.
@@ -30,7 +35,7 @@ class NoLog(Exception):
     """There is no such log (yet)."""
 
 
-class LogOptions(NamedTuple):
+class LogOptions(Record):
     """What `kubectl logs` can ask for; the fields of the wire's "open" message."""
 
     follow: bool = False

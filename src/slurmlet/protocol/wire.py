@@ -47,10 +47,15 @@ hub → runner
 
 from __future__ import annotations
 
+import json
 import struct
 
-from slurmlet.linux.lean import json
-from slurmlet.linux.lean.typing import Any, Iterator, NamedTuple
+from slurmlet.linux.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Iterator
+
 
 PROTOCOL = 1
 MAX_PAYLOAD = 1 << 20
@@ -64,13 +69,15 @@ STDIN, STDOUT, STDERR, STATUS, RESIZE, END = 0, 1, 2, 3, 4, 255
 
 _HEADER = struct.Struct("!IBI")
 HEADER_BYTES = _HEADER.size
+# Messages are made here and hold no rings; tables of many pods make looking for them felt.
+_encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
 class ProtocolError(Exception):
     """The peer broke the framing; the connection cannot go on."""
 
 
-class Frame(NamedTuple):
+class Frame(Record):
     kind: int
     stream: int
     payload: bytes
@@ -81,7 +88,7 @@ def pack(kind: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 def control(type_: str, **fields: Any) -> bytes:
-    return pack(CONTROL, 0, json.dumps({"type": type_, **fields}).encode())
+    return pack(CONTROL, 0, _encode({"type": type_, **fields}).encode())
 
 
 def data(stream: int, channel: int, payload: bytes) -> bytes:

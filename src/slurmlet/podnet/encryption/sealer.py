@@ -7,11 +7,11 @@ refuse, and the client's program must see a refusal, not a connection that break
 from __future__ import annotations
 
 import errno
+import socket
 import weakref
+from typing import Callable, Optional
 
 from slurmlet.linux.event_loop import Loop
-from slurmlet.linux.lean import socket
-from slurmlet.linux.lean.typing import Callable, Optional
 from slurmlet.podnet.encryption.tls_connection import ROOM_BYTES, Sealed
 from slurmlet.podnet.encryption.tls_contexts import Contexts
 from slurmlet.podnet.encryption.tls_pipe import HEAD, Pipe, pair

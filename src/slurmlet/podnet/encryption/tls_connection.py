@@ -9,11 +9,11 @@ connection finds it: the reset of one would be the end of another. We leave none
 
 from __future__ import annotations
 
+import socket
 import ssl
+from typing import Any, Callable, Optional
 
 from slurmlet.linux.event_loop import Loop
-from slurmlet.linux.lean import socket
-from slurmlet.linux.lean.typing import Any, Callable, Optional
 from slurmlet.podnet.socket_relay import reset
 
 HANDSHAKE_TIMEOUT_S = 10.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import ssl
 import tempfile
+from typing import NamedTuple
 
-from slurmlet.linux.lean.typing import NamedTuple
 from slurmlet.podnet.netd_setup import Tls
 
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import struct
+from typing import Tuple
 
 from slurmlet.linux.event_loop import Loop
-from slurmlet.linux.lean import socket
-from slurmlet.linux.lean.typing import Tuple
 from slurmlet.podnet.encryption.tls_connection import Sealed
 from slurmlet.podnet.socket_relay import reset
 

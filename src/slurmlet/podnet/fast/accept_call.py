@@ -11,12 +11,12 @@ from __future__ import annotations
 import errno
 import os
 import select
+import socket
 import struct
+from collections import deque
+from typing import Callable, Deque, Dict, List, NamedTuple, Optional, Tuple
 
 from slurmlet.linux.event_loop import Loop, Timer
-from slurmlet.linux.lean import socket
-from slurmlet.linux.lean.collections import deque
-from slurmlet.linux.lean.typing import Callable, Deque, Dict, List, NamedTuple, Optional, Tuple
 from slurmlet.podnet import addresses
 from slurmlet.podnet.fast.host_sockets import HostSockets, reset
 from slurmlet.podnet.fast.pod_listeners import Claim, Ports

@@ -11,11 +11,11 @@ from __future__ import annotations
 import errno
 import os
 import select
+import socket
 import struct
+from typing import Callable, Dict, List, Optional, Tuple, Type
 
 from slurmlet.linux.event_loop import Loop, Timer
-from slurmlet.linux.lean import socket
-from slurmlet.linux.lean.typing import Callable, Dict, List, Optional, Tuple, Type
 from slurmlet.podnet import addresses, connection_policy
 from slurmlet.podnet.fast.accept_call import Inner, InnerSix
 from slurmlet.podnet.fast.host_sockets import BlackHole, HostSockets

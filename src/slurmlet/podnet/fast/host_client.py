@@ -8,9 +8,9 @@ else.
 from __future__ import annotations
 
 import os
+from typing import Any, Callable, Dict
 
 from slurmlet.linux.event_loop import Loop
-from slurmlet.linux.lean.typing import Any, Callable, Dict
 from slurmlet.podnet import addresses
 from slurmlet.podnet.fast import seccomp_filter
 from slurmlet.podnet.fast.seccomp_notify import Call

@@ -10,10 +10,10 @@ import ctypes
 import fcntl
 import os
 import select
+import socket
 import struct
+from typing import List, Optional, Tuple
 
-from slurmlet.linux.lean import socket
-from slurmlet.linux.lean.typing import List, Optional, Tuple
 from slurmlet.podnet import addresses
 
 _SO_COOKIE, _SO_NETNS_COOKIE, _SO_PROTOCOL, _SO_DOMAIN = 57, 71, 38, 39

@@ -11,9 +11,9 @@ import contextlib
 import mmap
 import os
 import struct
+from typing import Callable, Dict, List, NamedTuple, Optional
 
 from slurmlet.linux.event_loop import Loop, Timer
-from slurmlet.linux.lean.typing import Callable, Dict, List, NamedTuple, Optional
 from slurmlet.podnet import addresses
 from slurmlet.podnet.fast import live_sockets
 from slurmlet.podnet.fast.native import native_records as records

@@ -7,10 +7,9 @@ has to be found among the descriptors of the pod's processes.
 from __future__ import annotations
 
 import os
+import socket
 import struct
-
-from slurmlet.linux.lean import socket
-from slurmlet.linux.lean.typing import Iterator, Set
+from typing import Iterator, Set
 
 _NETLINK_SOCK_DIAG, _BY_FAMILY, _REQUEST_DUMP = 4, 20, 0x301
 _DONE, _ERROR = 3, 2

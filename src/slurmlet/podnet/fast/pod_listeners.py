@@ -11,11 +11,11 @@ from __future__ import annotations
 import errno
 import os
 import random
+import socket
 from collections import OrderedDict
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from slurmlet.linux.event_loop import Loop, Timer
-from slurmlet.linux.lean import socket
-from slurmlet.linux.lean.typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 from slurmlet.podnet import addresses
 from slurmlet.podnet.fast import live_sockets
 from slurmlet.podnet.fast.host_sockets import HostSockets

@@ -10,10 +10,15 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import socket
 import struct
 
-from slurmlet.linux.lean import socket
-from slurmlet.linux.lean.typing import Dict, List, NamedTuple, Optional, Tuple
+from slurmlet.linux.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict, List, Optional, Tuple
+
 
 SOCKET, BIND, LISTEN, CONNECT, ACCEPT, ACCEPT4 = "socket", "bind", "listen", "connect", "accept", "accept4"
 GETSOCKNAME, GETPEERNAME = "getsockname", "getpeername"
@@ -31,7 +36,7 @@ _LD, _AND, _JEQ, _JGE, _JSET, _RET = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 _NR, _ARCH = 0, 4
 
 
-class Machine(NamedTuple):
+class Machine(Record):
     audit_arch: int
     seccomp: int
     numbers: Dict[str, int]

@@ -13,8 +13,7 @@ import fcntl
 import os
 import struct
 from collections import OrderedDict
-
-from slurmlet.linux.lean.typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 
 def _ioctl(direction: int, number: int, size_bytes: int) -> int:

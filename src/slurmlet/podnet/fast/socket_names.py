@@ -7,7 +7,8 @@ place that knows something a program needs: whatever is not here is taken from t
 
 from __future__ import annotations
 
-from slurmlet.linux.lean.typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional
+
 from slurmlet.podnet import addresses
 from slurmlet.podnet.fast import live_sockets
 from slurmlet.podnet.fast.pod_listeners import Claim, Ports

@@ -10,11 +10,11 @@ from __future__ import annotations
 import errno
 import os
 import select
+import socket
 import struct
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from slurmlet.linux.event_loop import Loop
-from slurmlet.linux.lean import socket
-from slurmlet.linux.lean.typing import Any, Callable, Dict, List, Optional, Tuple
 from slurmlet.podnet import addresses
 from slurmlet.podnet.fast import seccomp_filter
 from slurmlet.podnet.fast.accept_call import Accepting

@@ -8,10 +8,10 @@ A port without a backend is not bound, so that the kernel refuses the connection
 from __future__ import annotations
 
 import errno
+import socket
+from typing import Callable, Dict, NamedTuple, Optional, Union
 
 from slurmlet.linux.event_loop import Loop, Timer
-from slurmlet.linux.lean import socket
-from slurmlet.linux.lean.typing import Callable, Dict, NamedTuple, Optional, Union
 from slurmlet.podnet import addresses
 from slurmlet.podnet.netd_setup import HostPort, Setup
 from slurmlet.podnet.overlay_socket import Overlay

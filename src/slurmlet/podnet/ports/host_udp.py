@@ -5,11 +5,11 @@ Towards the pods a flow is a port of the endpoint (udpendpoint.py), towards othe
 
 from __future__ import annotations
 
+import socket
 import time
+from typing import Callable, Dict, Optional, Protocol, Tuple
 
 from slurmlet.linux.event_loop import Loop
-from slurmlet.linux.lean import socket
-from slurmlet.linux.lean.typing import Callable, Dict, Optional, Protocol, Tuple
 from slurmlet.podnet import addresses
 from slurmlet.podnet.slow.udp_endpoint import UdpEndpoint
 from slurmlet.podnet.tables import HOST, POD, Route

@@ -6,8 +6,7 @@ Reads only. Numbers of users are as this process's user namespace sees them, whi
 from __future__ import annotations
 
 import os
-
-from slurmlet.linux.lean.typing import Iterator, NamedTuple, Optional
+from typing import Iterator, NamedTuple, Optional
 
 _LISTEN = "0A"
 _MAPPED = "0000000000000000FFFF0000"

@@ -11,12 +11,12 @@ packet.
 from __future__ import annotations
 
 import collections
+import socket
 import struct
 import time
+from typing import Callable, Deque, Dict, Optional, Set, Tuple
 
 from slurmlet.linux.event_loop import Loop
-from slurmlet.linux.lean import socket
-from slurmlet.linux.lean.typing import Callable, Deque, Dict, Optional, Set, Tuple
 from slurmlet.podnet import addresses
 from slurmlet.podnet.encryption.sealer import Sealer
 from slurmlet.podnet.encryption.tls_connection import Sealed

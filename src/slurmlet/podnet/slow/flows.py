@@ -12,8 +12,7 @@ from __future__ import annotations
 import os
 import struct
 import time
-
-from slurmlet.linux.lean.typing import Callable, Dict, NamedTuple, Optional, Protocol, Tuple
+from typing import Callable, Dict, NamedTuple, Optional, Protocol, Tuple
 
 _KEY = struct.Struct(">IIHH")
 _UNREPLIED_S, _STREAM_S = 30.0, 120.0

@@ -7,8 +7,8 @@ these. A pod's MTU is so large that fragments are rare; they must still be right
 from __future__ import annotations
 
 import time
+from typing import Callable, Dict, Iterator, List, Optional, Tuple
 
-from slurmlet.linux.lean.typing import Callable, Dict, Iterator, List, Optional, Tuple
 from slurmlet.podnet.slow import packets
 
 _HOLD_S = 30.0

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import errno
 import resource
+import socket
+from typing import Callable, Dict, Optional, Tuple
 
 from slurmlet.linux.event_loop import Loop
-from slurmlet.linux.lean import socket
-from slurmlet.linux.lean.typing import Callable, Dict, Optional, Tuple
 from slurmlet.podnet import addresses
 from slurmlet.podnet.slow import packets
 from slurmlet.podnet.slow.flows import Flow, Flows

@@ -11,10 +11,10 @@ from __future__ import annotations
 import collections
 import errno
 import os
+import socket
+from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Tuple
 
 from slurmlet.linux.event_loop import Loop
-from slurmlet.linux.lean import socket
-from slurmlet.linux.lean.typing import TYPE_CHECKING, Callable, Dict, List, Optional, Tuple
 from slurmlet.podnet import addresses, tables
 from slurmlet.podnet.namespace_sockets import PodSockets
 from slurmlet.podnet.netd_setup import Setup

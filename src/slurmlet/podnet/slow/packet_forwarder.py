@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import collections
 import os
+from typing import Callable, Dict, Optional
 
 from slurmlet.linux.event_loop import Loop
-from slurmlet.linux.lean.typing import Callable, Dict, Optional
 from slurmlet.podnet import tables
 from slurmlet.podnet.netd_setup import Setup
 from slurmlet.podnet.overlay_datagrams import MAX_PACKET_BYTES

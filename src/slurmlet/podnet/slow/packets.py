@@ -7,8 +7,7 @@ C, for a header as for 64 KiB, and a rewritten field changes a checksum by the d
 from __future__ import annotations
 
 import struct
-
-from slurmlet.linux.lean.typing import NamedTuple, Optional, Union
+from typing import NamedTuple, Optional, Union
 
 ICMP, TCP, UDP = 1, 6, 17
 # ICMP types, and the codes of "unreachable".

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import errno
+import socket
+from typing import Callable, List, Optional
 
 from slurmlet.linux.event_loop import Loop, Timer
-from slurmlet.linux.lean import socket
-from slurmlet.linux.lean.typing import Callable, List, Optional
 from slurmlet.podnet.slow.tcp_endpoint import Events, TcpEnd
 from slurmlet.podnet.socket_relay import reset
 

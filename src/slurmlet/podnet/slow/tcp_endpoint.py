@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Callable, Optional
 
 from slurmlet.linux.event_loop import Loop
-from slurmlet.linux.lean.typing import Callable, Optional
 from slurmlet.podnet.slow import tcp_segments
 from slurmlet.podnet.slow.packets import Bytes
 from slurmlet.podnet.slow.tcp_segments import ACK, FIN, PSH, RST, SYN, Place, Segment

@@ -6,9 +6,10 @@ nobody vouches for is reset.
 
 from __future__ import annotations
 
+import socket
+from typing import TYPE_CHECKING, Callable, Dict, NamedTuple, Optional
+
 from slurmlet.linux.event_loop import Loop, Timer
-from slurmlet.linux.lean import socket
-from slurmlet.linux.lean.typing import TYPE_CHECKING, Callable, Dict, NamedTuple, Optional
 from slurmlet.podnet import addresses
 from slurmlet.podnet.netd_setup import Setup
 from slurmlet.podnet.overlay_socket import Announcement, Key, Overlay

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import struct
+from typing import NamedTuple, Optional, Tuple
 
-from slurmlet.linux.lean.typing import NamedTuple, Optional, Tuple
 from slurmlet.podnet.slow import packets
 
 FIN, SYN, RST, PSH, ACK = 1, 2, 4, 8, 16

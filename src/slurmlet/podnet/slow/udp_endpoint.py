@@ -14,7 +14,8 @@ socket that brought it the question, so `ip` need not be in any table.
 
 from __future__ import annotations
 
-from slurmlet.linux.lean.typing import Callable, Optional
+from typing import Callable, Optional
+
 from slurmlet.podnet.netd_setup import Setup
 from slurmlet.podnet.overlay_datagrams import MAX_PACKET_BYTES
 from slurmlet.podnet.overlay_socket import Overlay

@@ -9,7 +9,6 @@ import os
 import time
 
 from slurmlet.linux.event_loop import Timer
-from slurmlet.linux.lean.typing import Any, Callable, Dict, List, Optional
 from slurmlet.protocol.log_files import LogWriter
 from slurmlet.runner.containers import container_user, oci_bundle
 from slurmlet.runner.containers.container_output import Outputs
@@ -24,6 +23,11 @@ from slurmlet.runner.host.image_unpack import find_unpacked, remove_tree, unpack
 from slurmlet.runner.pod import reporter
 from slurmlet.runner.pod.pod_context import PodContext, etc_mounts
 from slurmlet.runner.volumes.pod_volumes import VolumeError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, List, Optional
+
 
 INIT, SIDECAR, MAIN, EPHEMERAL = "init", "sidecar", "main", "ephemeral"
 MAX_CREATE_FAILURES = 5

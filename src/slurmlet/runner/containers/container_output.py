@@ -8,21 +8,24 @@ from __future__ import annotations
 import fcntl
 import os
 import termios
+from collections import deque
 
 from slurmlet.linux.event_loop import Loop, pipe
-from slurmlet.linux.lean.collections import deque
-from slurmlet.linux.lean.typing import Callable, Deque, Dict, List, Optional, Protocol, Set, Tuple
 from slurmlet.protocol.log_files import STDERR, STDOUT, LogWriter
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, Deque, Dict, List, Optional, Protocol, Set, Tuple
+
+    class Listener(Protocol):
+        """Somebody who sees what the process writes from now on."""
+
+        def wrote(self, stream: bytes, data: bytes) -> None: ...
+
+        def run_over(self) -> None: ...
+
+
 _READ_BYTES = 64 << 10
-
-
-class Listener(Protocol):
-    """Somebody who sees what the process writes from now on."""
-
-    def wrote(self, stream: bytes, data: bytes) -> None: ...
-
-    def run_over(self) -> None: ...
 
 
 class Inlet:

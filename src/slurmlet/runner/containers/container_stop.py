@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 
 from slurmlet.linux.event_loop import Timer
-from slurmlet.linux.lean import signal
-from slurmlet.linux.lean.typing import Any, List, Optional
 from slurmlet.runner.containers.probe_actions import Action
 from slurmlet.runner.pod.pod_context import PodContext
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, List, Optional
+
 
 # A hook may use up all of the grace; the kubelet leaves the container this much all the same.
 _LEAST_GRACE_S = 2.0

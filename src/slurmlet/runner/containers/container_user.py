@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from slurmlet.linux.lean.typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from slurmlet.linux.record import Record
 from slurmlet.linux.safe_open import read_beneath
 from slurmlet.runner.pod.sandbox import SINGLE, Mapping
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional, Tuple
 
 
 class UnknownUser(Exception):
@@ -15,7 +19,7 @@ class Unmapped(Exception):
     """A uid or gid that the user has none of on this node."""
 
 
-class User(NamedTuple):
+class User(Record):
     uid: int
     gid: int
     groups: Tuple[int, ...]

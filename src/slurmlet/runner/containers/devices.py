@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-
-from slurmlet.linux.lean.typing import Dict, Iterator, List
+from typing import Dict, Iterator, List
 
 # What every container has of its own, or must not have of the host's: terminals, shared memory, message queues.
 _OWN = frozenset(

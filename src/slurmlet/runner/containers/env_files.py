@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import re
+from typing import Any, Callable, Dict, List, Optional
 
-from slurmlet.linux.lean.typing import Any, Callable, Dict, List, Optional
 from slurmlet.linux.safe_open import open_beneath
 from slurmlet.runner.volumes.pod_volumes import VolumeError
 

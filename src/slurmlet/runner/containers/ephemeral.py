@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from slurmlet.linux.lean.typing import Any, Dict
+from typing import Any, Dict
+
 from slurmlet.runner.pod.pod_lifecycle import Lifecycle
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-
-from slurmlet.linux.lean.typing import List, Tuple
+from typing import List, Tuple
 
 _PR_SET_SECCOMP, _MODE_FILTER = 22, 2
 _ALLOW, _SUCCEED = 0x7FFF0000, 0x00050000  # SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO with errno 0

@@ -9,10 +9,15 @@ from __future__ import annotations
 import os
 
 from slurmlet.linux import syscalls
-from slurmlet.linux.lean.typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from slurmlet.linux.record import Record
 from slurmlet.runner.containers import seccomp_profiles
 from slurmlet.runner.containers.container_user import User
 from slurmlet.runner.pod.sandbox import SINGLE, Mapping
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional, Tuple
+
 
 # containerd's default set.
 DEFAULT_CAPS = [
@@ -96,7 +101,7 @@ class NotHonoured(Exception):
     """The plan asks for what this node cannot give; the message names the field and the remedy."""
 
 
-class Mount(NamedTuple):
+class Mount(Record):
     source: str
     path: str
     read_only: bool
@@ -104,7 +109,7 @@ class Mount(NamedTuple):
     options: Tuple[str, ...] = ()
 
 
-class Facts(NamedTuple):
+class Facts(Record):
     """What the runner found out for this run."""
 
     root: str

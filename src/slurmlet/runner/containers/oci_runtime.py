@@ -6,21 +6,39 @@ leaves behind becomes ours (children.py), so the exit status is exact.
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 
 from slurmlet.linux import syscalls
-from slurmlet.linux.lean import json, socket
-from slurmlet.linux.lean.typing import Any, Callable, Dict, List, NamedTuple, Optional, Protocol, Tuple
 from slurmlet.linux.programs import find_program
-from slurmlet.runner.host.child_processes import Children, OnExit
+from slurmlet.linux.record import Record
+from slurmlet.runner.host.child_processes import Children
 from slurmlet.runner.host.image_unpack import remove_tree
 from slurmlet.runner.pod.sandbox import SINGLE, Mapping
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, List, Optional, Protocol, Tuple
+
+    from slurmlet.runner.host.child_processes import OnExit
+
+    OnStarted = Callable[[int, int, str], None]
+
+    class Runtime(Protocol):
+        name: str
+
+        def run(self, container_id: str, config: Dict[str, Any], start: Start) -> None: ...
+
+        def execute(self, container_id: str, process: Dict[str, Any], start: Start) -> None: ...
+
+        def delete(self, container_id: str) -> None: ...
+
+
 # (pid, pty master or -1, "") or (0, -1, what went wrong)
-OnStarted = Callable[[int, int, str], None]
 
 
-class Start(NamedTuple):
+class Start(Record):
     """How a process is to be started: its descriptors, or a terminal (then stdio is not used)."""
 
     stdio: Tuple[int, int, int]
@@ -33,16 +51,6 @@ _RUNC_NEEDS_ROOT = (
     "runc cannot run a container as a user other than root where you have a single uid; "
     "ask for crun on the compute nodes, or for subordinate uids (/etc/subuid)"
 )
-
-
-class Runtime(Protocol):
-    name: str
-
-    def run(self, container_id: str, config: Dict[str, Any], start: Start) -> None: ...
-
-    def execute(self, container_id: str, process: Dict[str, Any], start: Start) -> None: ...
-
-    def delete(self, container_id: str) -> None: ...
 
 
 class NoRuntime(Exception):

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import os
 
-from slurmlet.linux.lean.typing import Iterator, List, Tuple
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Iterator, List, Tuple
+
 
 _NODE_COUNTER = "/proc/vmstat"
 

@@ -6,17 +6,22 @@ Nothing blocks the loop: a command is a process of the container, a look is a fo
 from __future__ import annotations
 
 import os
+import signal
 
 from slurmlet.linux.event_loop import Timer, pipe
-from slurmlet.linux.lean import signal
-from slurmlet.linux.lean.typing import Any, Callable, Dict, Optional
 from slurmlet.runner.containers import oci_bundle
 from slurmlet.runner.containers.oci_runtime import Start
 from slurmlet.runner.pod.pod_context import PodContext
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, Optional
+
+    OnOutcome = Callable[[bool, str], None]
+
+
 _MAX_OUTPUT = 10 << 10
 # (succeeded, what to tell)
-OnOutcome = Callable[[bool, str], None]
 
 
 class Action:

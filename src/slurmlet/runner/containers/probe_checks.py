@@ -5,11 +5,10 @@ Raw sockets on purpose: http.client and friends would cost 20 ms of imports in e
 
 from __future__ import annotations
 
+import socket
 import ssl
 import struct
-
-from slurmlet.linux.lean import socket
-from slurmlet.linux.lean.typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 _MAX_REDIRECTS = 10
 USER_AGENT = "kube-probe/1.36"

@@ -8,22 +8,25 @@ from __future__ import annotations
 import time
 
 from slurmlet.linux.event_loop import Timer
-from slurmlet.linux.lean.typing import Any, Callable, Dict, List, Optional, Protocol
 from slurmlet.runner.containers.probe_actions import Action
 from slurmlet.runner.pod.pod_context import PodContext
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, List, Optional, Protocol
+
+    class Subject(Protocol):
+        """What is probed."""
+
+        name: str
+
+        def probe_started(self) -> None: ...
+        def probe_ready(self, ready: bool) -> None: ...
+        def probe_unhealthy(self, kind: str, grace_s: Optional[int]) -> None: ...
+
+
 STARTUP, LIVENESS, READINESS = "startup", "liveness", "readiness"
 _TITLES = {STARTUP: "Startup", LIVENESS: "Liveness", READINESS: "Readiness"}
-
-
-class Subject(Protocol):
-    """What is probed."""
-
-    name: str
-
-    def probe_started(self) -> None: ...
-    def probe_ready(self, ready: bool) -> None: ...
-    def probe_unhealthy(self, kind: str, grace_s: Optional[int]) -> None: ...
 
 
 class Probes:

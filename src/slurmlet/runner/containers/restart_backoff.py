@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from slurmlet.linux.lean.typing import Optional
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Optional
+
 
 FIRST_S, MAX_S = 10.0, 300.0
 FORGET_AFTER_S = 2 * MAX_S

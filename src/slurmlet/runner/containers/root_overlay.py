@@ -10,9 +10,12 @@ import os
 import sys
 
 from slurmlet.linux import syscalls
-from slurmlet.linux.lean.typing import Callable, List
 from slurmlet.linux.programs import find_program
 from slurmlet.runner.host.child_processes import Children
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, List
 
 
 class Roots:

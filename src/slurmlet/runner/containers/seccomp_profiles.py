@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import os
 
-from slurmlet.linux.lean.typing import Any, Dict, Iterable, List, Optional
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, Iterable, List, Optional
+
 
 # With one uid there is nobody else to become or to give a file to. Programs that try as root (package scripts, daemons
 # dropping privileges) are told that it worked: Charliecloud's idea ("--seccomp"), which needs no helper process.

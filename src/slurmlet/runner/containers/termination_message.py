@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 
-from slurmlet.linux.lean.typing import Any, Dict
 from slurmlet.protocol.log_files import last_words
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict
+
 
 _MAX_BYTES = 4096
 

@@ -6,16 +6,22 @@ signal are exact. A second waitpid elsewhere would steal statuses, so nobody els
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import sys
 
 from slurmlet.linux.event_loop import Loop, pipe
-from slurmlet.linux.lean import json, signal
-from slurmlet.linux.lean.typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+    OnExit = Callable[[int, int], None]
+    OnResult = Callable[[Any, str], None]
+
 
 # Called with the exit code (128 + signal for a signal) and the signal (0 for none).
-OnExit = Callable[[int, int], None]
-OnResult = Callable[[Any, str], None]
 
 # Python ignores these; programs expect the default.
 _RESET_SIGNALS = [signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGTERM, signal.SIGINT]

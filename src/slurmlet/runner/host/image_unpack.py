@@ -10,12 +10,13 @@ import fcntl
 import os
 import stat
 
-from slurmlet.linux.lean.typing import IO, TYPE_CHECKING, Callable, Dict, List, Set, Tuple
 from slurmlet.runner.pod.sandbox import SUBUID, Mapping
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     # Costs 6 ms to import, and only the fork that unpacks needs it.
     import tarfile
+    from typing import IO, Callable, Dict, List, Set, Tuple
 
 _COPY_BYTES = 8 << 20
 

@@ -13,7 +13,10 @@ import stat
 import sys
 import time
 
-from slurmlet.linux.lean.typing import List, Mapping
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import List, Mapping
+
 
 # Between making a pod's directory and locking it lies a moment in which it looks abandoned.
 _YOUNG_S = 60.0

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import os
 
-from slurmlet.linux.lean import json
-from slurmlet.linux.lean.typing import Any, Dict, NamedTuple, Optional, Tuple
+from slurmlet.linux.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, Optional, Tuple
 
 
-class PodDir(NamedTuple):
+class PodDir(Record):
     """The pod's directory on the shared file system."""
 
     path: str
@@ -46,6 +49,8 @@ class PodDir(NamedTuple):
 
     def hub(self) -> Dict[str, Any]:
         """Where the hub listens now: {addresses, runner_port, server_name, pod_network}. Raises OSError or ValueError."""
+        import json
+
         with open(os.path.join(self.cluster_dir, "hub.json"), encoding="utf-8") as file:
             found: Dict[str, Any] = json.load(file)
         return found

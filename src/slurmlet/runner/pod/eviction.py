@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any, Callable, Dict, Iterator, Tuple
 
 from slurmlet.linux.event_loop import Loop
-from slurmlet.linux.lean.typing import Any, Callable, Dict, Iterator, Tuple
 from slurmlet.runner.host.child_processes import Children
 
 # The kubelet's housekeeping interval. Walking a big tree must not become the pod's main business, hence the share.

@@ -8,12 +8,30 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
+import ssl
 import sys
 
 from slurmlet.linux.event_loop import Loop, Timer
-from slurmlet.linux.lean import socket, tls
-from slurmlet.linux.lean.typing import Any, Callable, Dict, List, Optional, Protocol, Tuple
 from slurmlet.protocol import wire
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, List, Optional, Protocol, Tuple
+
+    class Access(Protocol):
+        """Where the hub is, and what proves it and us: a pod's directory, or the gateway's."""
+
+        @property
+        def hub_ca(self) -> str: ...
+
+        @property
+        def chain(self) -> Tuple[str, Optional[str]]:
+            """Files of the certificate and of its key; None where the first has both."""
+            ...
+
+        def hub(self) -> Dict[str, Any]: ...
+
 
 CONNECT_TIMEOUT_S = 5.0
 HANDSHAKE_TIMEOUT_S = 10.0
@@ -22,20 +40,6 @@ _TCP_USER_TIMEOUT_MS = 20_000
 _READ_BYTES = 64 << 10
 # OpenSSL wants a write that it could not finish repeated with the same bytes, so they are offered in fixed pieces.
 _WRITE_BYTES = 16 << 10
-
-
-class Access(Protocol):
-    """Where the hub is, and what proves it and us: a pod's directory, or the gateway's."""
-
-    @property
-    def hub_ca(self) -> str: ...
-
-    @property
-    def chain(self) -> Tuple[str, Optional[str]]:
-        """Files of the certificate and of its key; None where the first has both."""
-        ...
-
-    def hub(self) -> Dict[str, Any]: ...
 
 
 class Link:
@@ -50,7 +54,7 @@ class Link:
         self._loop, self._access = loop, access
         self._on_up, self._on_frame, self._on_down = on_up, on_frame, on_down
         self._socket: Optional[socket.socket] = None
-        self._tls: Optional[tls.Client] = None
+        self._tls: Optional[ssl.SSLSocket] = None
         self._up = False
         self._decoder = wire.Decoder()
         self._out = bytearray()
@@ -117,7 +121,7 @@ class Link:
             return
         try:
             name = str(self._hub.get("server_name", "hub.slurmlet"))
-            self._tls = tls.Client(plain, name, self._access.hub_ca, *self._access.chain)
+            self._tls = _secured(plain, name, self._access)
         except (OSError, ValueError) as error:
             self._next_address(f"{address}: {error}")
             return
@@ -130,12 +134,12 @@ class Link:
         assert client is not None
         fd = client.fileno()
         try:
-            client.shake_hands()
-        except tls.WantRead:
+            client.do_handshake()
+        except ssl.SSLWantReadError:
             self._loop.writing(fd, None)
             self._loop.reading(fd, self._shake_hands)
             return
-        except tls.WantWrite:
+        except ssl.SSLWantWriteError:
             self._loop.reading(fd, None)
             self._loop.writing(fd, self._shake_hands)
             return
@@ -148,7 +152,7 @@ class Link:
         self._decoder = wire.Decoder()
         self._up = True
         self._complained = ""
-        self._on_up(client.own_address())
+        self._on_up(str(client.getsockname()[0]))
 
     # Frames.
 
@@ -156,8 +160,8 @@ class Link:
         client = self._tls
         assert client is not None
         try:
-            received = client.read(_READ_BYTES)
-        except (tls.WantRead, tls.WantWrite):
+            received = client.recv(_READ_BYTES)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return
         except OSError as error:
             self._lost(str(error))
@@ -187,9 +191,9 @@ class Link:
                 if not self._piece:
                     self._piece = bytes(self._out[:_WRITE_BYTES])
                     del self._out[:_WRITE_BYTES]
-                sent = client.write(self._piece)
+                sent = client.send(self._piece)
                 self._piece = self._piece[sent:]
-        except (tls.WantRead, tls.WantWrite):
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             self._loop.writing(client.fileno(), self._flush)
             return
         except OSError as error:
@@ -232,6 +236,16 @@ class Link:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _secured(plain: socket.socket, name: str, access: Access) -> ssl.SSLSocket:
+    """TLS on a connected socket, before the handshake. Raises OSError, also for files that cannot be used."""
+    # Made for clients: asks for a certificate, and for one with the name.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_verify_locations(access.hub_ca)
+    context.load_cert_chain(*access.chain)
+    return context.wrap_socket(plain, server_hostname=name, do_handshake_on_connect=False)
 
 
 def _watch_for_death(plain: socket.socket) -> None:

@@ -7,13 +7,14 @@ processes (while one is open, a trapped call waits for the next netd instead of 
 from __future__ import annotations
 
 import errno
+import json
 import os
+import socket
 import sys
 
 from slurmlet.linux import syscalls
 from slurmlet.linux.event_loop import Loop
-from slurmlet.linux.lean import json, socket
-from slurmlet.linux.lean.typing import Any, Callable, Dict, NamedTuple, Optional
+from slurmlet.linux.record import Record
 from slurmlet.podnet import addresses, network_namespace, overlay_datagrams
 from slurmlet.podnet.channel import Channel
 from slurmlet.podnet.fast import seccomp_filter
@@ -22,8 +23,15 @@ from slurmlet.podnet.table_log import TableLog
 from slurmlet.protocol import wire
 from slurmlet.runner.host.child_processes import Children
 from slurmlet.runner.host.scratch import Scratch
-from slurmlet.runner.pod.network_view import Cancel, OnDialled, dial_host
+from slurmlet.runner.pod.network_view import dial_host
 from slurmlet.runner.pod.resolver_config import resolv_conf
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, Optional
+
+    from slurmlet.runner.pod.network_view import Cancel, OnDialled
+
 
 _FIRST_RESTART_S, _MAX_RESTART_S = 0.0, 5.0
 _NUMBER_BYTES = 8
@@ -36,7 +44,7 @@ class NoNetwork(OSError):
     """This node can give the pod no network of its own; the message says what is missing."""
 
 
-class Parts(NamedTuple):
+class Parts(Record):
     loop: Loop
     children: Children
     scratch: Scratch
@@ -247,7 +255,7 @@ class PodNetwork:
             pass
 
 
-class _Netd(NamedTuple):
+class _Netd(Record):
     channel: Channel
     births: socket.socket
 

@@ -4,40 +4,44 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 
 from slurmlet.linux.event_loop import Loop
-from slurmlet.linux.lean import socket
-from slurmlet.linux.lean.typing import Any, Callable, Dict, Optional, Protocol
 from slurmlet.runner.pod.resolver_config import resolv_conf
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, Optional, Protocol
+
+    OnDialled = Callable[[Optional[socket.socket], int], None]
+    Cancel = Callable[[], None]
+
+    class Network(Protocol):
+        # Where a sysfs of the pod's network namespace is mounted; "": containers see the host's.
+        sysfs: str
+
+        def address(self) -> str: ...
+
+        def hostname(self) -> str: ...
+
+        def resolv_conf(self) -> str: ...
+
+        @property
+        def enter(self) -> Optional[Callable[[], None]]:
+            """For a forked child, just before it becomes the container runtime: goes where the pod's processes live."""
+            ...
+
+        def connect(self, address: str, port: int, timeout_s: float) -> socket.socket:
+            """As a kubelet's probe connects. Blocks: for forks only."""
+            ...
+
+        def dial(self, loop: Loop, address: str, port: int, done: OnDialled) -> Cancel:
+            """As `connect`, for the loop; from inside the pod when the address is its loopback."""
+            ...
+
 
 CONNECT_S = 30.0
 # A connected, non-blocking socket and 0, or None and an errno.
-OnDialled = Callable[[Optional[socket.socket], int], None]
-Cancel = Callable[[], None]
-
-
-class Network(Protocol):
-    # Where a sysfs of the pod's network namespace is mounted; "": containers see the host's.
-    sysfs: str
-
-    def address(self) -> str: ...
-
-    def hostname(self) -> str: ...
-
-    def resolv_conf(self) -> str: ...
-
-    @property
-    def enter(self) -> Optional[Callable[[], None]]:
-        """For a forked child, just before it becomes the container runtime: goes where the pod's processes live."""
-        ...
-
-    def connect(self, address: str, port: int, timeout_s: float) -> socket.socket:
-        """As a kubelet's probe connects. Blocks: for forks only."""
-        ...
-
-    def dial(self, loop: Loop, address: str, port: int, done: OnDialled) -> Cancel:
-        """As `connect`, for the loop; from inside the pod when the address is its loopback."""
-        ...
 
 
 class HostNetwork:

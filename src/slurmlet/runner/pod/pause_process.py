@@ -7,9 +7,9 @@ directory of the host, and (sandbox.forbid_inspection is inherited by the fork) 
 from __future__ import annotations
 
 import os
+import signal
 
 from slurmlet.linux import syscalls
-from slurmlet.linux.lean import signal
 from slurmlet.runner.host.child_processes import Children
 
 

@@ -5,21 +5,26 @@ from __future__ import annotations
 import os
 
 from slurmlet.linux.event_loop import Loop
-from slurmlet.linux.lean.typing import Any, Dict, List, NamedTuple
+from slurmlet.linux.record import Record
 from slurmlet.runner.containers.oci_bundle import Mount
-from slurmlet.runner.containers.oci_runtime import Runtime
 from slurmlet.runner.containers.oom import KillCounter
 from slurmlet.runner.containers.root_overlay import Roots
 from slurmlet.runner.host.child_processes import Children
 from slurmlet.runner.host.scratch import Scratch
 from slurmlet.runner.pod.claim import PodDir
-from slurmlet.runner.pod.network_view import Network
 from slurmlet.runner.pod.reporter import Reporter
 from slurmlet.runner.pod.sandbox import Mapping
 from slurmlet.runner.volumes.pod_volumes import Volumes
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List
 
-class PodContext(NamedTuple):
+    from slurmlet.runner.containers.oci_runtime import Runtime
+    from slurmlet.runner.pod.network_view import Network
+
+
+class PodContext(Record):
     loop: Loop
     children: Children
     runtime: Runtime

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 
-from slurmlet.linux.lean.typing import Any, Callable, Dict, List, Optional, Set
 from slurmlet.runner.containers.container import (
     EPHEMERAL,
     INIT,
@@ -19,6 +18,11 @@ from slurmlet.runner.containers.container import (
 )
 from slurmlet.runner.pod import reporter
 from slurmlet.runner.pod.pod_context import PodContext
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, List, Optional, Set
+
 
 # What a sidecar gets when the containers before it used up the grace; the kubelet's minimum.
 _LEAST_GRACE_S = 2.0

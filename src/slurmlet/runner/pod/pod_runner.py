@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
+import signal
 import sys
 
 from slurmlet.linux import syscalls
 from slurmlet.linux.event_loop import Loop
-from slurmlet.linux.lean import json, signal
-from slurmlet.linux.lean.typing import TYPE_CHECKING, Any, Dict, List, Optional
 from slurmlet.protocol import wire
 from slurmlet.runner import VERSION
 from slurmlet.runner.host.child_processes import Children
@@ -18,9 +18,12 @@ from slurmlet.runner.pod.claim import PodDir
 from slurmlet.runner.pod.hub_link import Link
 from slurmlet.runner.pod.reporter import Reporter
 from slurmlet.runner.pod.sandbox import SIGNALS, Inside
-from slurmlet.runner.streams.link_streams import Session, Stream, Streams, find_container
+from slurmlet.runner.streams.link_streams import Stream, Streams, find_container
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional
+
     from slurmlet.podnet.network_namespace import Making
     from slurmlet.runner.host.scratch import Scratch
     from slurmlet.runner.pod.network_attachment import PodNetwork
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from slurmlet.runner.pod.pod_context import PodContext
     from slurmlet.runner.pod.pod_lifecycle import Lifecycle
     from slurmlet.runner.pod.resource_usage import Usage
+    from slurmlet.runner.streams.link_streams import Session
 
 # Slurm kills what is left KillWait (30 s unless configured) after SIGTERM; some of it is for the last report.
 SIGNALLED_GRACE_S = 25.0

@@ -6,26 +6,32 @@ import os
 
 from slurmlet.linux import syscalls
 from slurmlet.linux.event_loop import Loop
-from slurmlet.linux.lean.typing import Any, Dict, NamedTuple
+from slurmlet.linux.record import Record
 from slurmlet.runner.containers.oci_runtime import NoRuntime, OciRuntime, find_runtime
 from slurmlet.runner.containers.oom import KillCounter
 from slurmlet.runner.containers.root_overlay import Roots
 from slurmlet.runner.host.child_processes import Children
 from slurmlet.runner.host.scratch import Scratch, choose_base
 from slurmlet.runner.pod.claim import PodDir
-from slurmlet.runner.pod.network_view import Network
 from slurmlet.runner.pod.pod_context import PodContext, write_etc
 from slurmlet.runner.pod.reporter import Reporter
 from slurmlet.runner.pod.sandbox import Mapping
 from slurmlet.runner.pod.shared_namespaces import Forbidden, share_ipc
 from slurmlet.runner.volumes.pod_volumes import Volumes
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict
+
+    from slurmlet.runner.pod.network_view import Network
+
+
 __all__ = ["Around", "Forbidden", "NoRuntime", "make_context", "make_scratch", "mount_private"]
 
 _PRIVATE_OPTIONS = "mode=0700,size=256m"
 
 
-class Around(NamedTuple):
+class Around(Record):
     """What the runner has already."""
 
     loop: Loop

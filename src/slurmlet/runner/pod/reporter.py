@@ -6,14 +6,18 @@ at each change of phase and at the end, not on every change: it may lie on a slo
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 
 from slurmlet.linux.event_loop import Loop
-from slurmlet.linux.lean import json
-from slurmlet.linux.lean.typing import Any, Callable, Dict, Optional
 from slurmlet.protocol import wire
 from slurmlet.runner.pod.claim import PodDir, write_atomically
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, Optional
+
 
 STARTING, RUNNING, STOPPING, DONE = "Starting", "Running", "Stopping", "Done"
 

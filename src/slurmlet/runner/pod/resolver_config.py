@@ -5,7 +5,12 @@ The rules (order, duplicates, limits) are the kubelet's; `model/resolv_conf.py` 
 
 from __future__ import annotations
 
-from slurmlet.linux.lean.typing import Any, Dict, Iterable, List, NamedTuple, Optional
+from slurmlet.linux.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, Iterable, List, Optional
+
 
 _MAX_NAMESERVERS = 3
 _MAX_SEARCHES = 32
@@ -16,7 +21,7 @@ _FILE = "/etc/resolv.conf"
 _BEHIND_STUB = "/run/systemd/resolve/resolv.conf"
 
 
-class Resolver(NamedTuple):
+class Resolver(Record):
     nameservers: List[str]
     searches: List[str]
     options: List[str]

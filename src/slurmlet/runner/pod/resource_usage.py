@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
-from slurmlet.linux.lean.typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
 from slurmlet.runner.pod.pod_context import PodContext
 from slurmlet.runner.pod.pod_lifecycle import Lifecycle
 

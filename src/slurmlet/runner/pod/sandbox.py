@@ -11,28 +11,34 @@ ids (/etc/subuid and newuidmap), 0 is the user and 1… are those.
 from __future__ import annotations
 
 import os
+import signal
 
 from slurmlet.linux import syscalls
-from slurmlet.linux.lean import signal
-from slurmlet.linux.lean.typing import Any, Callable, List, NamedTuple, Optional, Tuple
 from slurmlet.linux.programs import find_program
+from slurmlet.linux.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, List, Optional, Tuple
+
+    Range = Tuple[int, int]
+
 
 SINGLE, SUBUID = "single", "subuid"
 # Those that end a pod: the outer process hands them on.
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _ONE, _MANY = b"1", b"n"
 _NO_NAMESPACES = "this node gives no user namespaces ({}); `slurmlet doctor` says more"
-Range = Tuple[int, int]
 
 
-class Mapping(NamedTuple):
+class Mapping(Record):
     kind: str
     # How many uids and gids exist inside: 0 … n-1.
     uids: int
     gids: int
 
 
-class Inside(NamedTuple):
+class Inside(Record):
     """What the inner process is told."""
 
     mapping: Mapping

@@ -9,8 +9,12 @@ from __future__ import annotations
 import os
 
 from slurmlet.linux import syscalls
-from slurmlet.linux.lean.typing import Any, Dict
 from slurmlet.runner.host.scratch import Scratch
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict
+
 
 _QUIET = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
 

@@ -7,8 +7,8 @@ Loaded only by pods that have such limits.
 from __future__ import annotations
 
 import time
+from typing import Any, Callable, Dict, List, Tuple
 
-from slurmlet.linux.lean.typing import Any, Callable, Dict, List, Tuple
 from slurmlet.runner.pod.eviction import PERIOD_S, disk_usage_bytes
 from slurmlet.runner.pod.pod_context import PodContext
 from slurmlet.runner.pod.pod_lifecycle import Lifecycle

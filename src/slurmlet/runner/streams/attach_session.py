@@ -7,12 +7,12 @@ the end of the container's.
 
 from __future__ import annotations
 
+import json
 import struct
+from collections import deque
+from typing import Any, Deque, Dict, Optional, Tuple
 
 from slurmlet.linux.event_loop import Loop, Timer
-from slurmlet.linux.lean import json
-from slurmlet.linux.lean.collections import deque
-from slurmlet.linux.lean.typing import Any, Deque, Dict, Optional, Tuple
 from slurmlet.protocol import wire
 from slurmlet.protocol.log_files import STDOUT
 from slurmlet.runner.containers.container import Container

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import struct
 import termios
+from typing import Any, Dict, List, Optional
 
 from slurmlet.linux.event_loop import Loop, pipe
-from slurmlet.linux.lean import json
-from slurmlet.linux.lean.typing import Any, Dict, List, Optional
 from slurmlet.protocol import wire
 from slurmlet.runner.containers import oci_bundle
 from slurmlet.runner.containers.container import Container

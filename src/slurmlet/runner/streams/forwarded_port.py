@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import errno
+import socket
+from typing import Any, Dict, List, Optional
 
 from slurmlet.linux.event_loop import Loop
-from slurmlet.linux.lean import socket
-from slurmlet.linux.lean.typing import Any, Dict, List, Optional
 from slurmlet.protocol import wire
-from slurmlet.runner.pod.network_view import Cancel, Network, describe
+from slurmlet.runner.pod.network_view import describe
 from slurmlet.runner.pod.pod_context import PodContext
 from slurmlet.runner.streams.link_streams import Refused, Stream
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from slurmlet.runner.pod.network_view import Cancel, Network
+
 
 _READ_BYTES = 64 << 10
 # A server may listen in one family only; kubelets look for it in this order.

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import struct
 import sys
 
-from slurmlet.linux.lean import json
-from slurmlet.linux.lean.typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Protocol
 from slurmlet.protocol import wire
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, Optional, Protocol
+
     from slurmlet.runner.pod.pod_lifecycle import Lifecycle
 
-Send = Callable[[bytes], None]
+    Send = Callable[[bytes], None]
+
+    class Session(Protocol):
+        """What serves a stream."""
+
+        def received(self, channel: int, payload: bytes) -> None: ...
+
+        def more_credit(self) -> None: ...
+
+        def abandoned(self) -> None:
+            """The hub closed the stream or went away: free everything, say nothing."""
+            ...
 
 
 class Refused(Exception):
@@ -46,18 +59,6 @@ class Stream:
             self._send(wire.data(self._number, wire.STATUS, json.dumps(status).encode()))
         self._send(wire.pack(wire.CLOSE, self._number))
         self._on_closed(self._number)
-
-
-class Session(Protocol):
-    """What serves a stream."""
-
-    def received(self, channel: int, payload: bytes) -> None: ...
-
-    def more_credit(self) -> None: ...
-
-    def abandoned(self) -> None:
-        """The hub closed the stream or went away: free everything, say nothing."""
-        ...
 
 
 class Streams:

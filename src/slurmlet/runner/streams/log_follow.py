@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Optional
+
 from slurmlet.linux.event_loop import Loop
-from slurmlet.linux.lean.typing import Optional
 from slurmlet.protocol import wire
 from slurmlet.protocol.log_files import LogOptions, LogReader, NoLog, log_path
 from slurmlet.runner.containers.container import Container

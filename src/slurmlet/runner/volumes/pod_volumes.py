@@ -10,7 +10,6 @@ import os
 import stat
 
 from slurmlet.linux import syscalls
-from slurmlet.linux.lean.typing import Any, Callable, Dict, List, Optional, Tuple
 from slurmlet.linux.safe_open import open_beneath
 from slurmlet.runner.containers.oci_bundle import Mount
 from slurmlet.runner.host.child_processes import Children
@@ -18,6 +17,11 @@ from slurmlet.runner.host.image_unpack import find_unpacked, unpack_once
 from slurmlet.runner.host.scratch import Scratch
 from slurmlet.runner.pod.sandbox import SUBUID, Mapping
 from slurmlet.runner.volumes.projected_files import BadName, project
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, List, Optional, Tuple
+
 
 # As the kubelet's documentation promises for image volumes; read-only besides.
 _IMAGE_OPTIONS = ("noexec", "nosuid", "nodev")

@@ -14,8 +14,12 @@ import binascii
 import os
 import time
 
-from slurmlet.linux.lean.typing import Any, Dict, List, Optional, Set
 from slurmlet.runner.host.image_unpack import remove_tree
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional, Set
+
 
 DATA, _NEW_DATA = "..data", "..data_tmp"
 

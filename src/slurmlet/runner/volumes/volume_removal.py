@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import List, Optional
 
-from slurmlet.linux.lean.typing import List, Optional
 from slurmlet.runner.host.image_unpack import remove_tree
 
 

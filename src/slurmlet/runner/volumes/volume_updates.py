@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sys
 
-from slurmlet.linux.lean.typing import Any, Dict
 from slurmlet.runner.pod.pod_context import PodContext
 from slurmlet.runner.pod.pod_lifecycle import Lifecycle
 from slurmlet.runner.volumes.pod_volumes import MountFailed, has_limit
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict
 
 
 def begin(context: PodContext, lifecycle: Lifecycle) -> None:

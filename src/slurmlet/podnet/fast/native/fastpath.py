@@ -10,9 +10,9 @@ import ctypes
 import errno
 import mmap
 import struct
+from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Tuple
 
 from slurmlet.linux.event_loop import Loop, Timer
-from slurmlet.linux.lean.typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Tuple
 from slurmlet.podnet.fast.accept_call import Accepting, Inner, InnerSix
 from slurmlet.podnet.fast.connect_call import Connecting
 from slurmlet.podnet.fast.native.native_records import RECORD_BYTES, Unread

@@ -10,8 +10,7 @@ import ctypes
 import os
 import platform
 import stat
-
-from slurmlet.linux.lean.typing import Any, Optional
+from typing import Any, Optional
 
 NAME = f"netfast-{platform.machine()}.so"
 # Version, sizes of struct event and struct record: what fastpath.py reads is what netfast.c writes.

@@ -6,10 +6,10 @@ in a table, all of a batch at once. The latest record of a socket is the one tha
 
 from __future__ import annotations
 
+import socket
 import struct
+from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Set
 
-from slurmlet.linux.lean import socket
-from slurmlet.linux.lean.typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Set
 from slurmlet.podnet import addresses
 from slurmlet.podnet.fast.socket_names import CONNECTED, CONNECTING, Socket
 from slurmlet.podnet.overlay_socket import Announcement

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+from typing import Optional
 
 from slurmlet.linux.event_loop import Loop, Timer
-from slurmlet.linux.lean.typing import Optional
 
 _LOOK_EVERY_S = 0.1
 _MANY = 100  # calls, between two looks
