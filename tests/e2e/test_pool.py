@@ -92,7 +92,6 @@ def test_pods_prefer_the_pool_and_spill_into_the_queue(pool: Pool, kubectl: Kube
     node = kubectl.get("node", name)
     assert node["status"]["allocatable"]["cpu"] == "2"
     assert node["status"]["allocatable"]["memory"] == "300Mi"
-    eventually(lambda: "slurmlet.io/pool-0" in json.dumps(kubectl.get("node", "batch")["spec"]))
     asks = {"resources": {"requests": {"cpu": "1", "memory": "50Mi"}}}
     kubectl.apply(*(pod(f"p{n}", container=asks) for n in range(3)), pod("chosen", "true", **IN_QUEUE))
     nodes = sorted(kubectl.wait_phase(f"p{n}", "Running")["spec"]["nodeName"] for n in range(3))
@@ -102,6 +101,49 @@ def test_pods_prefer_the_pool_and_spill_into_the_queue(pool: Pool, kubectl: Kube
     assert kubectl("exec", inside, "--", "echo", "hello").stdout == "hello\n"
     kubectl("delete", "pod", inside, "--wait=true")
     assert pool.ready() == [name], "a pod's end is not its node's"
+
+
+def test_two_hundred_pods_that_do_not_fit_all_go_to_the_default_partition(
+    pool: Pool, kubectl: Kubectl
+) -> None:
+    """Half of them ask to be spread over nodes, which would take them to partitions with a short time limit."""
+    pool("size", "--min", "1", "--max", "1", "--sbatch", "--cpus-per-task=1 --mem=300")
+    (name,) = pool.until(1)
+    asks = {"resources": {"requests": {"cpu": "1"}}}
+    kubectl.apply(pod("first", container=asks))
+    assert eventually(lambda: kubectl.pod("first")["spec"].get("nodeName")) == name
+    # An image that is not there and must not be pulled: nothing is submitted, only the Node is chosen.
+    waits = {**asks, "image": "localhost:5000/absent:1", "imagePullPolicy": "Never"}
+    many = deployment("many", 100)
+    spec = many["spec"]["template"]["spec"]
+    del spec["nodeSelector"]
+    spec["containers"][0].update(waits)
+    term = {"labelSelector": many["spec"]["selector"], "topologyKey": "kubernetes.io/hostname"}
+    spec["affinity"] = {
+        "podAntiAffinity": {
+            "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term}]
+        }
+    }
+    kubectl.apply(many, *(pod(f"p{n}", container=waits) for n in range(100)))
+
+    def chosen() -> list[str]:
+        listed = kubectl.get("pods")["items"]
+        return [one["spec"]["nodeName"] for one in listed if one["spec"].get("nodeName")]
+
+    eventually(lambda: len(chosen()) == 201)
+    assert sorted(set(chosen())) == ["batch", name]
+    assert chosen().count(name) == 1
+
+
+def test_a_pods_own_preference_comes_before_the_pool(pool: Pool, kubectl: Kubectl) -> None:
+    pool("size", "--min", "1", "--max", "1")
+    pool.until(1)
+    here = {"key": "slurmlet.io/partition", "operator": "In", "values": ["short"]}
+    on_queue = {"key": "slurmlet.io/kind", "operator": "In", "values": ["partition"]}
+    preferred = [{"weight": 10, "preference": {"matchExpressions": [here, on_queue]}}]
+    affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
+    kubectl.apply(pod("p", "true", affinity=affinity))
+    assert kubectl.wait_phase("p", "Succeeded")["spec"]["nodeName"] == "short"
 
 
 def test_a_runtime_class_chooses(pool: Pool, kubectl: Kubectl) -> None:

@@ -131,6 +131,52 @@ def test_the_taint_of_a_new_node_is_taken_off_and_others_stay(keys: Path) -> Non
     kept(keys, scenario, begin)
 
 
+@pytest.mark.parametrize("configured", [True, False])
+def test_taints_that_once_ranked_nodes_go_where_the_scheduler_is_configured(
+    keys: Path, configured: bool
+) -> None:
+    old = {"key": "slurmlet.io/pool-0", "effect": "PreferNoSchedule"}
+    mine = {"key": "mine", "effect": "PreferNoSchedule"}
+
+    async def scenario(rig: Rig, keeper: NodeKeeper) -> None:
+        await until(lambda: len(rig.patches(f"{LEASES}/batch")) >= 2)
+        written = [one["spec"]["taints"] for one in rig.patches(f"{NODES}/batch") if "spec" in one]
+        assert written == ([[mine]] if configured else [])
+
+    def begin(rig: Rig) -> None:
+        async def change(_: web.Request) -> web.Response:
+            return web.json_response({**node("batch"), "spec": {"taints": [old, mine]}})
+
+        rig.api.on("PATCH", f"{NODES}/batch/status", change)
+        config = make_settings(keys.parent).files.scheduler_config
+        config.parent.mkdir(parents=True, exist_ok=True)
+        config.unlink(missing_ok=True)
+        if configured:
+            config.write_text("{}")
+
+    kept(keys, scenario, begin)
+
+
+def test_the_label_follows_slurms_default_partition(keys: Path) -> None:
+    async def scenario(rig: Rig, keeper: NodeKeeper) -> None:
+        await until(lambda: len(rig.patches(f"{NODES}/short/status")) == 1)
+        rig.present = True
+        rig.slurm.listed_partitions = [replace(BATCH, default=False), replace(SHORT, default=True)]
+        await until(
+            lambda: all(len(rig.patches(f"{NODES}/{name}/status")) == 2 for name in ("batch", "short"))
+        )
+        labels = {
+            name: rig.patches(f"{NODES}/{name}")[-1]["metadata"]["labels"]["slurmlet.io/default-partition"]
+            for name in ("batch", "short")
+        }
+        assert labels == {"batch": "false", "short": "true"}
+
+    def begin(rig: Rig) -> None:
+        rig.slurm.listed_partitions = [BATCH, SHORT]
+
+    kept(keys, scenario, begin)
+
+
 def test_a_node_that_is_not_ready_keeps_its_taint(keys: Path) -> None:
     async def scenario(rig: Rig, keeper: NodeKeeper) -> None:
         await until(lambda: rig.patches(f"{NODES}/batch/status"))

@@ -32,9 +32,8 @@ def asking(**amounts: str) -> dict[str, Any]:
 
 def partition(name: str, *, default: bool) -> dict[str, Any]:
     key = "slurmlet.io/partition"
-    taints = [] if default else [{"key": key, "value": name, "effect": "PreferNoSchedule"}]
-    metadata = {"name": name, "labels": {key: name}, "annotations": {key: name}}
-    return {"metadata": metadata, "spec": {"taints": taints}}
+    labels = {key: name, "slurmlet.io/default-partition": "true" if default else "false"}
+    return {"metadata": {"name": name, "labels": labels, "annotations": {key: name}}, "spec": {}}
 
 
 class TestWho:

@@ -82,10 +82,26 @@ def test_all_labels_are_legal(name: str) -> None:
     assert made["slurmlet.io/kind"] == "partition"
 
 
-def test_only_the_default_partition_is_without_a_taint() -> None:
-    assert partition_node.taints(PART) == []
-    (taint,) = partition_node.taints(replace(PART, name="short", default=False))
-    assert taint == {"key": "slurmlet.io/partition", "value": "short", "effect": "PreferNoSchedule"}
+def test_a_label_tells_the_default_partition_and_no_taint_does() -> None:
+    other = replace(PART, name="short", default=False)
+    made = [partition_node.node_object(partition, partition.name) for partition in (PART, other)]
+    # Both values: a label that is merely left out would stay on a Node whose partition is the default no longer.
+    assert [node["metadata"]["labels"]["slurmlet.io/default-partition"] for node in made] == ["true", "false"]
+    assert not any(node["spec"].get("taints") for node in made)
+
+
+@pytest.mark.parametrize(
+    ("key", "effect", "obsolete"),
+    [
+        ("slurmlet.io/partition", "PreferNoSchedule", True),
+        ("slurmlet.io/pool-0", "PreferNoSchedule", True),
+        ("slurmlet.io/partition", "NoSchedule", False),
+        ("slurmlet.io/gang", "NoSchedule", False),
+        ("mine", "PreferNoSchedule", False),
+    ],
+)
+def test_taints_that_an_earlier_version_set_to_rank_nodes(key: str, effect: str, obsolete: bool) -> None:
+    assert partition_node.is_obsolete_taint({"key": key, "effect": effect}) is obsolete
 
 
 @pytest.mark.parametrize(

@@ -116,17 +116,6 @@ class TestJobs:
     def test_slurms_times(self, text: str, wanted: float | None) -> None:
         assert seconds(text) == wanted
 
-
-def test_all_partition_nodes_are_equally_unattractive_while_there_is_a_pool() -> None:
-    def node(name: str, *taints: str) -> dict[str, Any]:
-        made = [{"key": key, "effect": "PreferNoSchedule"} for key in taints]
-        return {"metadata": {"name": name}, "spec": {"taints": made}}
-
-    nodes = [node("batch"), node("short", "slurmlet.io/partition", "slurmlet.io/pool-0")]
-    added = pool.queue_taints(nodes)
-    assert {name: len(taints) for name, taints in added.items()} == {"batch": 2, "short": 1}
-    assert pool.queue_taints([]) == {}
-
     def test_options_of_an_earlier_slurmlet_are_understood(self) -> None:
         read = pool.spec_of({"least": 1, "most": 1, "options": ["-p", "short", "--time=5"]})
         assert read.options == (("partition", "short"), ("time", "5"))

@@ -178,6 +178,11 @@ class ClusterFiles:
         return self.root / "run"
 
     @property
+    def scheduler_config(self) -> Path:
+        """KubeSchedulerConfiguration; absent in a cluster that an earlier version of slurmlet started."""
+        return self.run / "scheduler.json"
+
+    @property
     def token(self) -> Path:
         """Only of a cluster inside one job: for programs that speak to the API server without a certificate."""
         return self.run / "token"

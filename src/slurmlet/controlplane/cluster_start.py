@@ -22,7 +22,7 @@ from slurmlet.base.layout import ClusterFiles
 from slurmlet.base.processes import run
 from slurmlet.controlplane import address_ranges as ranges
 from slurmlet.controlplane import cluster_config as configs
-from slurmlet.controlplane import kubeconfigs, network_config
+from slurmlet.controlplane import kubeconfigs, network_config, scheduler_config
 from slurmlet.controlplane.api_probe import ApiProbe
 from slurmlet.controlplane.cluster_config import ClusterConfig
 from slurmlet.controlplane.components import BINARIES, GATEWAY, HUB
@@ -149,6 +149,7 @@ def prepare(files: ClusterFiles, binaries: Path, asked: _Asked) -> ClusterConfig
     config.save(files)
     kubeconfigs.write_all(files, config)
     network_config.write_all(files, config)
+    scheduler_config.write(files)
     runner_archive.write_runner(files.runner)
     netfast_build.write_for(files)
     return config

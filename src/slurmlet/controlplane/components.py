@@ -208,9 +208,7 @@ def coredns(files: ClusterFiles, binaries: Path) -> list[str]:
 def scheduler(files: ClusterFiles, binaries: Path) -> list[str]:
     return [
         str(binaries / "kube-scheduler"),
-        f"--kubeconfig={run_files(files).kubeconfig('kube-scheduler')}",
+        f"--config={files.scheduler_config}",
         "--secure-port=0",
-        "--leader-elect=false",
-        "--profiling=false",
         "--v=0",
     ]

@@ -261,7 +261,7 @@ class _Hub:
         """What a cluster that submits jobs of its own looks after: not one that lives inside a single job."""
         settings, slurm, pods = self._settings, self._slurm, self._pods
         shared = (self._prompt, slurm, self._agents, self._allocations, self._authority)
-        pool = PoolKeeper(settings, *shared, self._nodes.objects, self._pods.states)
+        pool = PoolKeeper(settings, *shared, self._pods.states)
         gangs = GangKeeper(settings, *shared, self._events, self._nodes.objects)
         launches = LaunchKeeper(settings, slurm, self._watch, self._launcher, pods.has_link, pods.disown)
         return {"pool": pool.run(), "gangs": gangs.run(), "launches": launches.run()}

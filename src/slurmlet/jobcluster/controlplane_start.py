@@ -42,7 +42,7 @@ class Progress:
 def prepare(files: ClusterFiles, binaries: Path, *, encrypt: bool = False) -> ClusterConfig:
     """Everything that the components read."""
     from slurmlet.base import host_addresses
-    from slurmlet.controlplane import address_ranges, kubeconfigs, network_config, pki
+    from slurmlet.controlplane import address_ranges, kubeconfigs, network_config, pki, scheduler_config
     from slurmlet.controlplane import cluster_config as configs
     from slurmlet.controlplane.run_files import make_dirs
 
@@ -63,6 +63,7 @@ def prepare(files: ClusterFiles, binaries: Path, *, encrypt: bool = False) -> Cl
     config.save(files)
     kubeconfigs.write_all(files, config)
     network_config.write_all(files, config)
+    scheduler_config.write(files)
     return config
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from slurmlet.base.errors import RefusedPod
 from slurmlet.model import quantities, sbatch_options
-from slurmlet.model.partition_node import KIND_LABEL, PARTITION_LABEL
+from slurmlet.model.partition_node import DEFAULT_LABEL, KIND_LABEL, PARTITION_LABEL
 from slurmlet.model.pod_job import gres_of, with_options
 from slurmlet.model.pod_resources import pod_requests
 from slurmlet.model.slurm_values import JobSpec
@@ -172,9 +172,8 @@ def partition_for(pod: Mapping[str, Any], nodes: Iterable[Mapping[str, Any]]) ->
         name = str(node["metadata"]["annotations"][PARTITION_LABEL])
         if wanted is not None and node["metadata"]["labels"].get(PARTITION_LABEL) == wanted:
             return name
-        taints = (node.get("spec") or {}).get("taints") or ()
-        names[any(one["key"] == PARTITION_LABEL for one in taints)].append(name)
-    return next(iter([*names[False], *sorted(names[True])]), "")
+        names[node["metadata"]["labels"].get(DEFAULT_LABEL) == "true"].append(name)
+    return next(iter([*names[True], *sorted(names[False])]), "")
 
 
 # What holds the pods back.

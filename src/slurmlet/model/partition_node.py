@@ -13,6 +13,8 @@ from slurmlet.model.slurm_values import Partition
 
 KIND_LABEL = "slurmlet.io/kind"
 PARTITION_LABEL = "slurmlet.io/partition"
+# "true" on the Node of Slurm's default partition, "false" on the others. The scheduler ranks Nodes by it.
+DEFAULT_LABEL = "slurmlet.io/default-partition"
 # Not a limit: pods beyond what is free now queue in Slurm, which is the one to decide. Slurm refuses what never fits.
 _PLENTY = {"cpu": "1000000", "memory": "1Pi", "pods": "100000", "ephemeral-storage": "1Pi"}
 # The kubelet's nodeStatusMaxImages and MaxNamesPerImageInNodeStatus.
@@ -72,6 +74,7 @@ def labels(partition: Partition, name: str) -> dict[str, str]:
         "kubernetes.io/arch": architecture(),
         KIND_LABEL: "partition",
         PARTITION_LABEL: label_value(partition.name),
+        DEFAULT_LABEL: "true" if partition.default else "false",
         "slurmlet.io/nodes": str(partition.nodes),
         "slurmlet.io/cpus-per-node": str(partition.cpus_per_node),
         "slurmlet.io/memory-mb-per-node": str(partition.memory_mb_per_node),
@@ -89,11 +92,11 @@ def label_value(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", text)[:63].strip("-_.") or "none"
 
 
-def taints(partition: Partition) -> list[dict[str, str]]:
-    """Only the default partition is chosen by itself; the others are for pods that name them."""
-    if partition.default:
-        return []
-    return [{"key": PARTITION_LABEL, "value": label_value(partition.name), "effect": "PreferNoSchedule"}]
+def is_obsolete_taint(taint: Mapping[str, Any]) -> bool:
+    """Whether an earlier version of slurmlet set it to rank Nodes; the scheduler's configuration does that now."""
+    return taint.get("effect") == "PreferNoSchedule" and (
+        taint["key"] == PARTITION_LABEL or taint["key"].startswith("slurmlet.io/pool-")
+    )
 
 
 def ready(partition: Partition) -> tuple[bool, str, str]:
@@ -119,7 +122,7 @@ def node_object(partition: Partition, name: str) -> dict[str, Any]:
             "labels": labels(partition, name),
             "annotations": {"slurmlet.io/partition": partition.name},
         },
-        "spec": {"taints": taints(partition)},
+        "spec": {},
     }
 
 

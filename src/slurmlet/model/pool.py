@@ -16,7 +16,6 @@ from slurmlet.model.slurm_values import Option
 
 MARK = "slurmlet-pool"
 RETIRING_ANNOTATION = "slurmlet.io/retiring"
-POOL_TAINT = "slurmlet.io/pool"
 # A member is replaced when this much of its time is left, or a tenth of it where that is less.
 _RENEW_BEFORE_S = 300.0
 _RENEW_SHARE = 0.1
@@ -113,28 +112,6 @@ def _spare(spec: PoolSpec, live: Sequence[Member], waiting_pods: int) -> dict[st
 
 def _is_idle(spec: PoolSpec, member: Member) -> bool:
     return member.queued or (not member.pods and member.idle_s >= spec.idle_s)
-
-
-def queue_taints(nodes: Sequence[Mapping[str, Any]]) -> dict[str, list[dict[str, str]]]:
-    """Taints by partition node that make the scheduler prefer any pool node to each of them.
-
-    It compares the number of such taints and gives the worst node nothing, the others their share: all partition nodes
-    must have the same number, or the one with the fewest would come halfway close to a pool node.
-    """
-    own = {
-        node["metadata"]["name"]: sum(
-            taint["effect"] == "PreferNoSchedule" and not taint["key"].startswith(POOL_TAINT)
-            for taint in (node.get("spec") or {}).get("taints") or ()
-        )
-        for node in nodes
-    }
-    most = max(own.values(), default=0) + 1
-    return {
-        name: [
-            {"key": f"{POOL_TAINT}-{number}", "effect": "PreferNoSchedule"} for number in range(most - count)
-        ]
-        for name, count in own.items()
-    }
 
 
 def comment(cluster_id: str, node: str) -> str:

@@ -47,12 +47,11 @@ class PoolKeeper:
         agents: Agents,
         nodes: AllocationKeeper,
         authority: RunnerAuthority,
-        partition_nodes: Callable[[], list[Obj]],
         pods: Callable[[], Iterable[PodState]],
     ) -> None:
         self._settings, self._client, self._slurm = settings, client, slurm
         self._agents, self._nodes, self._authority = agents, nodes, authority
-        self._partition_nodes, self._pods = partition_nodes, pods
+        self._pods = pods
         self._busy_s: dict[str, float] = {}  # when each member last had a pod
 
     async def run(self) -> None:
@@ -80,7 +79,6 @@ class PoolKeeper:
             await self._move_pods(name)
         for name in plan.release:
             await self._release(name, ids[name])
-        await self._prefer_pool(any(one.ready and not one.retiring for one in members))
         return bool(members) or spec.most > 0
 
     # What there is
@@ -175,24 +173,6 @@ class PoolKeeper:
             await agent.link.tell("end", grace_s=0)
         else:
             await self._slurm.cancel([job_id])
-
-    async def _prefer_pool(self, there_is_one: bool) -> None:
-        """While the pool has a node, pods go to the queue only when they do not fit there."""
-        nodes = self._partition_nodes()
-        wanted = pool.queue_taints(nodes) if there_is_one else {}
-        for node in nodes:
-            name = node["metadata"]["name"]
-            taints = (node.get("spec") or {}).get("taints") or []
-            kept = [taint for taint in taints if not taint["key"].startswith(pool.POOL_TAINT)]
-            kept += wanted.get(name, [])
-            if [taint["key"] for taint in kept] == [taint["key"] for taint in taints]:
-                continue
-            metadata = {"resourceVersion": node["metadata"]["resourceVersion"]}
-            try:
-                await self._client.patch(f"{NODES}/{name}", {"metadata": metadata, "spec": {"taints": kept}})
-            except ApiError as error:
-                if error.status not in (404, 409):
-                    raise
 
 
 def _is_daemon(state: PodState) -> bool:

@@ -5,6 +5,7 @@ What people set on a Node (cordon, taints and labels of their own) is theirs and
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from slurmlet.base.clock import micro_time
@@ -17,8 +18,12 @@ Obj = dict[str, Any]
 
 
 class NodeRecords:
-    def __init__(self, client: ApiClient, lease_s: int) -> None:
+    def __init__(
+        self, client: ApiClient, lease_s: int, is_obsolete: Callable[[Obj], bool] = lambda _: False
+    ) -> None:
+        """`is_obsolete`: which taints an earlier version set and nobody needs now."""
         self._client = client
+        self._is_obsolete = is_obsolete
         self._lease_s = lease_s
         self._leases: set[str] = set()
 
@@ -34,14 +39,17 @@ class NodeRecords:
 
     async def describe(self, name: str, status: Obj, is_ready: bool) -> Obj:
         node = await self._client.patch(f"{NODES}/{name}/status", {"status": status}, STRATEGIC)
-        if is_ready:
-            await self._clear_not_ready(node)
+        await self._clear_taints(node, is_ready)
         return node
 
-    async def _clear_not_ready(self, node: Obj) -> None:
+    async def _clear_taints(self, node: Obj, is_ready: bool) -> None:
         """The API server taints every new node; the node controller would take the taint away seconds later."""
         taints = (node.get("spec") or {}).get("taints") or []
-        kept = [taint for taint in taints if taint["key"] != _NOT_READY]
+        kept = [
+            taint
+            for taint in taints
+            if not (self._is_obsolete(taint) or (is_ready and taint["key"] == _NOT_READY))
+        ]
         if kept == taints:
             return
         # With the version: a taint that a cordon adds in this moment must not be lost. The node controller does the

@@ -51,7 +51,12 @@ class NodeKeeper:
         self._partitions: dict[str, Partition] = {}  # by node name
         self._written: dict[str, tuple[Partition, list[Obj], float]] = {}
         self._objects: dict[str, Obj] = {}
-        self._records = NodeRecords(client, settings.lease_s)
+        # The supervisor of an earlier version runs a scheduler without this configuration: there the taints rank
+        # Nodes until the next `up`.
+        ranked = settings.files.scheduler_config.exists()
+        self._records = NodeRecords(
+            client, settings.lease_s, partition_node.is_obsolete_taint if ranked else lambda _: False
+        )
         self._vanished = asyncio.Event()
         self._reflector = Reflector(client, NODES, self._changed, labelSelector=_OURS)
 
