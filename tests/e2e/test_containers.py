@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from slurmlet.testbed.hosts import Testbed
 from tests.e2e.conftest import IMAGE, Kubectl, eventually, pod
 
 pytestmark = pytest.mark.e2e
@@ -286,3 +287,20 @@ def test_another_image_starts_the_container_again(kubectl: Kubectl) -> None:
     eventually(lambda: kubectl.told("moved", "Failed", 'Failed to pull image "localhost:5000/nothing:1"'))
     status = next(one for one in kubectl.pod("moved")["status"]["containerStatuses"] if one["name"] == "main")
     assert (status["image"], "running" in status["state"]) == (app, True)
+
+
+def test_a_node_without_a_runtime_of_its_own_runs_pods_with_the_clusters_runc(
+    kubectl: Kubectl, testbed: Testbed
+) -> None:
+    testbed.fault("hide-runtimes", "c1")
+    try:
+        assert not testbed.run(["sh", "-c", "command -v crun || command -v runc"], host="c1", check=False).ok
+        there = {"annotations": {"slurmlet.io/sbatch": "--nodelist=c1"}}
+        kubectl.apply(pod("p", "cat /etc/hostname; sleep 3600", metadata=there))
+        found = kubectl.wait_phase("p", "Running", "Failed")
+        (status,) = found["status"]["containerStatuses"]
+        assert status.get("containerID", "").startswith("runc://"), status
+        eventually(lambda: kubectl("logs", "p").stdout == "p\n")
+        assert kubectl("exec", "p", "--", "hostname").stdout == "p\n"
+    finally:
+        testbed.fault("show-runtimes", "c1")

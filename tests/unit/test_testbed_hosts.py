@@ -183,7 +183,14 @@ class TestFaults:
         assert [verb for verb in FAULTS if verb not in said] == []
 
     def test_every_harm_has_its_way_back(self) -> None:
-        back = {"stop": "start", "kill": "start", "take": "return", "cut": "mend", "fill": "free"}
+        back = {
+            "stop": "start",
+            "kill": "start",
+            "take": "return",
+            "cut": "mend",
+            "fill": "free",
+            "hide": "show",
+        }
         harms = {verb for verb in FAULTS if verb.split("-")[0] in back}
         assert {f"{back[verb.split('-')[0]]}-{verb.split('-', 1)[1]}" for verb in harms} == set(
             FAULTS

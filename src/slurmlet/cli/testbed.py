@@ -139,6 +139,7 @@ def fault(verb: str, arguments: tuple[str, ...]) -> None:
     take-host HOST         return-host HOST      power off (every process dies) and on
     cut-network HOST       mend-network HOST
     fill-scratch HOST      free-scratch HOST     /tmp of the host
+    hide-runtimes HOST     show-runtimes HOST    crun and runc
     """
     from slurmlet.testbed.hosts import Testbed
 

@@ -129,7 +129,7 @@ def prepare(files: ClusterFiles, binaries: Path, asked: _Asked) -> ClusterConfig
     """Everything the supervisor and the hub read."""
     # cryptography takes 0.1 s to import: `status` and the supervisor need none of it.
     from slurmlet.controlplane import pki, runner_archive
-    from slurmlet.upstream import netfast_build
+    from slurmlet.upstream import netfast_build, static_runc
 
     addresses = host_addresses()
     before = configs.load(files)
@@ -152,6 +152,7 @@ def prepare(files: ClusterFiles, binaries: Path, asked: _Asked) -> ClusterConfig
     scheduler_config.write(files)
     runner_archive.write_runner(files.runner)
     netfast_build.write_for(files)
+    static_runc.write_for(files)
     return config
 
 

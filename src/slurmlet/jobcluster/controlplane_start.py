@@ -72,10 +72,12 @@ def equip_hosts(files: ClusterFiles, hosts: Sequence[str]) -> None:
     from slurmlet.controlplane.runner_archive import write_runner
     from slurmlet.hub import hub_settings
     from slurmlet.hub.runner_credentials import NODE_NAME_PREFIX, RunnerAuthority
+    from slurmlet.upstream import static_runc
     from slurmlet.upstream.netfast_build import write_library
 
     write_runner(files.runner)
     write_library(files.libraries)
+    static_runc.write_for_this_host(files.libraries)
     authority = RunnerAuthority(hub_settings.load(files.root))
     private_dir(files.nodes)
     for host in hosts:

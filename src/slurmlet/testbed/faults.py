@@ -13,7 +13,7 @@ from slurmlet.base.files import locked
 from slurmlet.base.processes import run
 from slurmlet.testbed import bridge, host_namespaces
 from slurmlet.testbed.daemons import Daemons, missing, services_of
-from slurmlet.testbed.testbed_plan import LOGIN, SCRATCH_BYTES, SWITCH
+from slurmlet.testbed.testbed_plan import LOGIN, OPT, SCRATCH_BYTES, SWITCH
 
 if TYPE_CHECKING:
     from slurmlet.testbed.hosts import Testbed
@@ -85,11 +85,7 @@ def _mend_network(bed: Testbed, host: str) -> None:
 
 
 def _resize_scratch(bed: Testbed, host: str, size: str) -> None:
-    init = bed.init(host)
-    run(
-        host_namespaces.enter_argv(init, "root", ["mount", "-o", f"remount,size={size}", "/tmp"]),
-        env={"PATH": "/usr/bin:/bin"},
-    )
+    _as_root(bed, host, ["mount", "-o", f"remount,size={size}", "/tmp"])
 
 
 def _fill_scratch(bed: Testbed, host: str) -> None:
@@ -104,6 +100,29 @@ def _free_scratch(bed: Testbed, host: str) -> None:
     _resize_scratch(bed, host, str(SCRATCH_BYTES))
 
 
+def _runtimes(bed: Testbed) -> list[str]:
+    """All container runtimes that users find on their PATH."""
+    places = ("/usr/bin/crun", "/usr/bin/runc", "/usr/sbin/runc", f"{OPT}/upstream/runc")
+    return [path for path in places if (bed.paths.root(bed.plan) / path.lstrip("/")).exists() or OPT in path]
+
+
+def _hide_runtimes(bed: Testbed, host: str) -> None:
+    for path in _runtimes(bed):
+        _as_root(bed, host, ["mount", "--bind", "/dev/null", path])
+
+
+def _show_runtimes(bed: Testbed, host: str) -> None:
+    for path in _runtimes(bed):
+        _as_root(bed, host, ["umount", path])
+
+
+def _as_root(bed: Testbed, host: str, argv: Sequence[str]) -> None:
+    run(
+        host_namespaces.enter_argv(bed.init(host), "root", argv),
+        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+    )
+
+
 FAULTS = {
     "stop-slurmctld": Fault("Stop the Slurm controller.", _stop_slurmctld, host=False),
     "start-slurmctld": Fault("Start it again.", _start_slurmctld, host=False),
@@ -115,6 +134,8 @@ FAULTS = {
     "mend-network": Fault("Plug it in again.", _mend_network),
     "fill-scratch": Fault("Leave no byte free in /tmp of a host.", _fill_scratch),
     "free-scratch": Fault("Give it back its space.", _free_scratch),
+    "hide-runtimes": Fault("Take crun and runc off a host.", _hide_runtimes),
+    "show-runtimes": Fault("Put them back.", _show_runtimes),
 }
 
 

@@ -58,11 +58,11 @@ class NoRuntime(Exception):
 
 
 def find_runtime(cluster_dir: str) -> str:
-    bundled = [os.path.join(os.environ.get("SLURMLET_UPSTREAM_DIR", ""), "runc"), f"{cluster_dir}/bin/runc"]
-    for path in (find_program("crun"), *bundled, find_program("runc")):
+    # Ours before the node's: it is known to work.
+    for path in (find_program("crun"), os.path.join(cluster_dir, "bin", "runc"), find_program("runc")):
         if path and os.path.isabs(path) and os.access(path, os.X_OK):
             return path
-    raise NoRuntime("no container runtime on this node: install crun, or let `slurmlet up` provide runc")
+    raise NoRuntime("no container runtime on this node: neither crun nor a runc that `slurmlet up` provided")
 
 
 class OciRuntime:
