@@ -5,6 +5,7 @@ The testbed must be up (`make e2e` sees to it). Everything runs as user1 on host
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -18,6 +19,7 @@ import pytest
 
 from slurmlet.base.processes import Completed
 from slurmlet.testbed.hosts import Testbed
+from slurmlet.testbed.limits import association_limits
 from tests.e2e.reading import Reader
 
 IMAGE = "localhost:5000/busybox:1"
@@ -167,6 +169,16 @@ def secret(name: str, **data: str) -> dict[str, Any]:
 def jobs_of(testbed: Testbed, user: str = "user1") -> list[str]:
     """What `squeue` shows a person: jobs that are not over."""
     return testbed.run(["squeue", "--noheader", "-u", user, "-o", "%A %j %T"], user=user).stdout.splitlines()
+
+
+Limits = Callable[..., None]
+
+
+@pytest.fixture
+def limits(testbed: Testbed) -> Iterator[Limits]:
+    """Sets limits of a user's association, `limits("user1", MaxSubmitJobs=5)`; they are reset at the end of the test."""
+    with contextlib.ExitStack() as stack:
+        yield lambda user, **wanted: stack.enter_context(association_limits(testbed, user, **wanted))
 
 
 @pytest.fixture(scope="session")

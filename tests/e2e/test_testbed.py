@@ -17,6 +17,7 @@ from slurmlet.base.layout import cache_dir
 from slurmlet.base.processes import CommandError, run
 from slurmlet.testbed import host_namespaces, lifecycle
 from slurmlet.testbed.hosts import Testbed
+from slurmlet.testbed.limits import association_limits
 from slurmlet.testbed.testbed_plan import NAME_VARIABLE, SWITCH, Paths, Plan
 
 pytestmark = pytest.mark.e2e
@@ -91,6 +92,19 @@ def test_accounting_knows_finished_jobs(bed: Testbed) -> None:
     job = bed.run(["sbatch", "--parsable", "--wrap", "exit 3"]).stdout.strip()
     ask = ["sacct", "-X", "--noheader", "--parsable2", "-j", job, "-o", "user,account,state,exitcode"]
     eventually(lambda: bed.run(ask).stdout.strip() == "user1|research|FAILED|3:0")
+
+
+def test_a_users_limit_of_submitted_jobs_is_enforced_until_it_is_reset(bed: Testbed) -> None:
+    submit = ["sbatch", "--parsable", "--hold", "--wrap", "true"]
+    with association_limits(bed, "user1", MaxSubmitJobs=2):
+        jobs = [bed.run(submit).stdout.strip() for _ in range(2)]
+        refused = bed.run(submit, check=False)
+        assert not refused.ok
+        assert "AssocMaxSubmitJobLimit" in refused.stderr
+        assert "violates accounting/QOS policy" in refused.stderr
+        others = bed.run(submit, user="user2").stdout.strip()
+    jobs.append(bed.run(submit).stdout.strip())
+    bed.run(["scancel", *jobs, others], user="root")
 
 
 def test_rest_answers_a_token_and_nobody_else(bed: Testbed) -> None:

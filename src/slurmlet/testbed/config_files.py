@@ -51,6 +51,8 @@ def slurm_conf(plan: Plan) -> str:
     nodes = f"c[1-{plan.nodes}]"
     storage = (
         f"AccountingStorageType=accounting_storage/slurmdbd\nAccountingStorageHost={LOGIN}\n"
+        # As on most sites; limits of users are none until a test sets one (limits.py).
+        "AccountingStorageEnforce=associations,limits,qos\n"
         if plan.accounting
         else ""
     )
