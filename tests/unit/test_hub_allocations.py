@@ -19,7 +19,7 @@ from slurmlet.base.files import write_json
 from slurmlet.base.layout import ClusterFiles
 from slurmlet.hub.allocations.agents import Agent, Agents
 from slurmlet.hub.hub_settings import SERVER_NAME, Settings
-from slurmlet.hub.jobs.job_watch import SlurmWatch
+from slurmlet.hub.jobs.job_watch import JobWatch
 from slurmlet.hub.pods.lanes import AgentLane, Lanes
 from slurmlet.hub.pods.pod_state import PodState
 from slurmlet.hub.runner_credentials import NODE_NAME_PREFIX, RunnerAuthority
@@ -145,7 +145,7 @@ def lane_with(settings: Settings) -> tuple[AgentLane, Agent, FakeLink, Agents]:
     agents = Agents()
     agent, link = agents.expect("n1", JobId("12")), FakeLink()
     agent.link = link  # type: ignore[assignment]
-    watch = SlurmWatch(settings, FakeSlurm())
+    watch = JobWatch(settings, FakeSlurm())
     return AgentLane(settings, agents, RunnerAuthority(settings), watch), agent, link, agents
 
 

@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
+from slurmlet.base.clock import Clock
 from slurmlet.base.files import read_json, write_json
 from slurmlet.hub.hub_settings import Settings
-from slurmlet.hub.jobs import job_watch
-from slurmlet.hub.jobs.job_watch import SlurmWatch
+from slurmlet.hub.jobs import look_pace
+from slurmlet.hub.jobs.job_watch import JobWatch
+from slurmlet.hub.jobs.submission_gate import SubmissionGate
 from slurmlet.hub.pods import immediate_launch
 from slurmlet.hub.pods.immediate_launch import Launcher, LaunchKeeper
 from slurmlet.hub.pods.job_submission import Submitted, Submitter
@@ -42,7 +44,7 @@ def make_pod(**annotations: str) -> dict[str, Any]:
 
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    monkeypatch.setattr(job_watch, "_SHORTEST_S", 0.001)
+    monkeypatch.setattr(look_pace, "SHORTEST_S", 0.001)
     make_keys(tmp_path / "pki")
     return make_settings(tmp_path)
 
@@ -52,10 +54,12 @@ class Hub:
 
     def __init__(self, settings: Settings, slurm: FakeSlurm) -> None:
         self.settings, self.slurm = settings, slurm
-        self.watch = SlurmWatch(settings, slurm)
+        self.watch = JobWatch(settings, slurm)
         self.launcher = Launcher(settings, slurm, self.watch)
         self.launcher.site = Site("libslurm.so")
-        self.submitter = Submitter(settings, slurm, self.watch, RunnerAuthority(settings), self.launcher)
+        self.submitter = Submitter(
+            settings, slurm, self.watch, RunnerAuthority(settings), SubmissionGate(Clock()), self.launcher
+        )
         self.attempts: list[JobSpec] = []
         self.answer: JobId | Exception = JobId("7")
         self.launcher._start = self._start  # type: ignore[assignment, method-assign]

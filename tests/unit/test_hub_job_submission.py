@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from slurmlet.base.clock import Clock
 from slurmlet.base.errors import RefusedPod, SlurmError
 from slurmlet.base.files import read_json, write_json
 from slurmlet.base.processes import Completed
 from slurmlet.hub.hub_settings import Settings
-from slurmlet.hub.jobs import job_watch
-from slurmlet.hub.jobs.job_watch import SlurmWatch
+from slurmlet.hub.jobs import look_pace
+from slurmlet.hub.jobs.job_watch import JobWatch
+from slurmlet.hub.jobs.submission_gate import SlurmLimited, SubmissionGate
 from slurmlet.hub.pods.job_submission import Submitter
 from slurmlet.hub.runner_credentials import RunnerAuthority
 from slurmlet.model.ids import PodUid
@@ -32,7 +35,7 @@ POD: dict[str, Any] = {
 
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    monkeypatch.setattr(job_watch, "_SHORTEST_S", 0.001)
+    monkeypatch.setattr(look_pace, "SHORTEST_S", 0.001)
     make_keys(tmp_path / "pki")
     return make_settings(tmp_path)
 
@@ -43,11 +46,16 @@ def submit_with(
     """A fresh hub: nothing in memory but what Slurm and the directory tell."""
 
     async def run() -> None:
-        watch = SlurmWatch(settings, slurm)
+        watch = JobWatch(settings, slurm)
         task = asyncio.create_task(watch.run())
         try:
             await watch.refresh()
-            await asyncio.wait_for(scenario(Submitter(settings, slurm, watch, RunnerAuthority(settings))), 2)
+            await asyncio.wait_for(
+                scenario(
+                    Submitter(settings, slurm, watch, RunnerAuthority(settings), SubmissionGate(Clock()))
+                ),
+                2,
+            )
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -59,7 +67,7 @@ def test_a_pod_is_submitted_with_all_its_runner_needs(settings: Settings) -> Non
     slurm, files = FakeSlurm(), settings.files.pod(UID)
 
     def at_sbatch() -> None:
-        assert set(read_json(files.job)) == {"intent_at"}, "the intent is on disk before sbatch runs"
+        assert set(read_json(files.job)) == {"intent_at", "name"}, "the intent is on disk before sbatch runs"
         assert files.credential.stat().st_mode & 0o777 == 0o600
         assert files.root.stat().st_mode & 0o777 == 0o700
 
@@ -137,7 +145,7 @@ def test_when_slurm_is_away_the_intent_stays_for_the_next_attempt(settings: Sett
     async def scenario(submitter: Submitter) -> None:
         with pytest.raises(SlurmError):
             await submitter.submit(UID, submitter.request(POD, "batch"))
-        assert set(read_json(settings.files.pod(UID).job)) == {"intent_at"}
+        assert set(read_json(settings.files.pod(UID).job)) == {"intent_at", "name"}
         # It had come through after all: the answer was lost, not the job.
         slurm.queue = [make_job("77")]
         assert (await submitter.submit(UID, submitter.request(POD, "batch"))).job_id == "77"
@@ -204,3 +212,59 @@ def test_the_credential_of_a_pod_is_made_once(settings: Settings) -> None:
     first = files.credential.read_bytes()
     authority.equip(files, UID)
     assert files.credential.read_bytes() == first
+
+
+def test_a_job_whose_comment_a_site_rewrote_is_found_by_its_name(settings: Settings) -> None:
+    slurm = FakeSlurm()
+    slurm.hooks["submit"] = crash
+
+    async def dies(submitter: Submitter) -> None:
+        with pytest.raises(SystemError):
+            await submitter.submit(UID, submitter.request(POD, "batch"))
+
+    submit_with(settings, slurm, dies)
+    slurm.hooks.clear()
+    (spec,) = slurm.submitted
+    other = replace(make_job("70", state="RUNNING"), comment="site policy", name="p.ns.default.other")
+    slurm.queue = [other, replace(make_job("77", state="PENDING"), comment="site policy", name=spec.name)]
+
+    async def comes_back(submitter: Submitter) -> None:
+        assert (await submitter.submit(UID, submitter.request(POD, "batch"))).job_id == "77"
+
+    submit_with(settings, slurm, comes_back)
+    assert len(slurm.submitted) == 1
+
+
+def limited(said: str) -> Callable[[], None]:
+    def refuse() -> None:
+        raise SlurmError(said, reason="SlurmLimited", transient=True)
+
+    return refuse
+
+
+def test_a_limit_that_passes_leaves_no_intent_and_no_second_request(settings: Settings) -> None:
+    slurm = FakeSlurm()
+    slurm.hooks["submit"] = limited("AssocMaxSubmitJobLimit; Job violates accounting/qos policy")
+
+    async def scenario(submitter: Submitter) -> None:
+        for _ in range(3):
+            with pytest.raises(SlurmLimited, match="AssocMaxSubmitJobLimit"):
+                await submitter.submit(UID, submitter.request(POD, "batch"))
+        assert not settings.files.pod(UID).job.exists()
+
+    looks = slurm.looks
+    submit_with(settings, slurm, scenario)
+    assert len(slurm.submitted) == 1
+    assert slurm.looks - looks <= 3, "nothing is to be looked for: Slurm has answered"
+
+
+def test_what_slurm_can_never_accept_is_told_as_such(settings: Settings) -> None:
+    slurm = FakeSlurm()
+    slurm.hooks["submit"] = limited("QOSMaxCpuPerJobLimit; Job violates accounting/qos policy")
+
+    async def scenario(submitter: Submitter) -> None:
+        with pytest.raises(RefusedPod, match="QOSMaxCpuPerJobLimit") as found:
+            await submitter.submit(UID, submitter.request(POD, "batch"))
+        assert found.value.reason == "SlurmRefused"
+
+    submit_with(settings, slurm, scenario)

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from slurmlet.hub.jobs import job_watch
-from slurmlet.hub.jobs.job_watch import SlurmWatch
+from slurmlet.base.clock import Clock
+from slurmlet.hub.jobs import job_watch, look_pace
+from slurmlet.hub.jobs.job_watch import JobWatch
 from slurmlet.model.ids import JobId, PodUid
 from slurmlet.model.job_states import Stage
 from slurmlet.model.slurm_values import EndedJob, Job
 from slurmlet.slurm.fake import FakeSlurm, away
-from tests.unit.hub_making import make_job, make_settings
+from tests.unit.hub_making import TurnedClock, make_job, make_settings
 from tests.unit.loopback import until
 
 UID = PodUid("u-1")
@@ -22,17 +23,19 @@ UID = PodUid("u-1")
 
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_watch, "_SHORTEST_S", 0.001)
+    monkeypatch.setattr(look_pace, "SHORTEST_S", 0.001)
+    monkeypatch.setattr(look_pace, "_FIRST_FAILURE_S", 0.01)
 
 
 def watch_with(
     tmp_path: Path,
     slurm: FakeSlurm,
-    scenario: Callable[[SlurmWatch], Awaitable[None]],
+    scenario: Callable[[JobWatch], Awaitable[None]],
+    clock: Clock | None = None,
     **settings: object,
 ) -> None:
     async def run() -> None:
-        watch = SlurmWatch(make_settings(tmp_path, **settings), slurm)
+        watch = JobWatch(make_settings(tmp_path, **settings), slurm, clock)
         task = asyncio.create_task(watch.run())
         try:
             await asyncio.wait_for(scenario(watch), 2)
@@ -49,7 +52,7 @@ def test_jobs_are_found_by_the_pod_in_their_comment(tmp_path: Path) -> None:
     foreign = Job(JobId("8"), "RUNNING", "", "", "batch", "slurmlet:cafebabe:u-2")
     slurm.queue = [make_job("7"), foreign, Job(JobId("9"), "RUNNING", "", "", "batch", "my job")]
 
-    async def scenario(watch: SlurmWatch) -> None:
+    async def scenario(watch: JobWatch) -> None:
         await watch.refresh()
         job = watch.job(UID)
         assert job is not None
@@ -77,7 +80,7 @@ def test_of_two_jobs_of_one_pod_the_living_counts_then_the_older(
     if turned:
         slurm.queue.reverse()
 
-    async def scenario(watch: SlurmWatch) -> None:
+    async def scenario(watch: JobWatch) -> None:
         await watch.refresh()
         assert watch.all_jobs()[UID].job_id == chosen
 
@@ -95,7 +98,7 @@ def test_refresh_waits_for_a_look_that_began_after_it(tmp_path: Path) -> None:
 
     slurm.hooks["jobs"] = hold
 
-    async def scenario(watch: SlurmWatch) -> None:
+    async def scenario(watch: JobWatch) -> None:
         await until(looking.is_set)
         slurm.queue = [make_job("7")]  # after the look under way has read the (empty) queue
         refreshing = asyncio.create_task(watch.refresh())
@@ -117,10 +120,10 @@ def test_an_absence_means_nothing_before_a_whole_look_after_the_mark(tmp_path: P
         looking.set()
         await go_on.wait()
 
-    async def scenario(watch: SlurmWatch) -> None:
+    async def scenario(watch: JobWatch) -> None:
         await watch.refresh()
         slurm.hooks["jobs"] = hold
-        watch.poke()
+        watch.expect("somebody", "news")
         await until(looking.is_set)
         mark = watch.mark  # a job is submitted now, while a look is under way
         assert not watch.looked_since(mark)
@@ -137,7 +140,7 @@ def test_a_slurm_that_does_not_answer_changes_nothing(tmp_path: Path) -> None:
     slurm = FakeSlurm()
     slurm.queue = [make_job("7")]
 
-    async def scenario(watch: SlurmWatch) -> None:
+    async def scenario(watch: JobWatch) -> None:
         await watch.refresh()
         slurm.hooks["jobs"] = away
         slurm.queue = []
@@ -158,11 +161,10 @@ def test_a_slurm_that_does_not_answer_changes_nothing(tmp_path: Path) -> None:
 def test_it_looks_often_while_somebody_waits_and_seldom_else(tmp_path: Path) -> None:
     slurm = FakeSlurm()
 
-    async def scenario(watch: SlurmWatch) -> None:
+    async def scenario(watch: JobWatch) -> None:
         await asyncio.sleep(0.1)
         assert slurm.looks == 1
-        watch.subscribe(lambda: None, lambda: True)
-        watch.poke()
+        watch.expect("a pod", "the end of its job")
         await until(lambda: slurm.looks >= 5)
 
     watch_with(tmp_path, slurm, scenario, busy_poll_s=0.005, calm_poll_s=60.0)
@@ -193,7 +195,7 @@ def test_the_fate_of_a_job(
     slurm.queue = [queued] if queued else []
     slurm.accounts = {JobId("7"): ended} if ended else {}
 
-    async def scenario(watch: SlurmWatch) -> None:
+    async def scenario(watch: JobWatch) -> None:
         await watch.refresh()
         fate = await watch.fate(JobId("7"))
         assert fate is not None
@@ -206,20 +208,24 @@ def test_nobody_can_say_while_accounting_is_away(tmp_path: Path) -> None:
     slurm = FakeSlurm()
     slurm.hooks["ended"] = away
 
-    async def scenario(watch: SlurmWatch) -> None:
+    async def scenario(watch: JobWatch) -> None:
         await watch.refresh()
         assert await watch.fate(JobId("7")) is None
         slurm.hooks.clear()
+        clock.turn(0.5)
+        assert await watch.fate(JobId("7")) is None, "not asked again at once"
+        clock.turn(1)
         assert await watch.fate(JobId("7")) is not None
 
-    watch_with(tmp_path, slurm, scenario)
+    clock = TurnedClock()
+    watch_with(tmp_path, slurm, scenario, clock)
 
 
 def test_an_end_is_remembered_until_it_is_forgotten(tmp_path: Path) -> None:
     slurm = FakeSlurm()
     slurm.accounts = {JobId("7"): EndedJob(JobId("7"), "TIMEOUT", 0, 0, None)}
 
-    async def scenario(watch: SlurmWatch) -> None:
+    async def scenario(watch: JobWatch) -> None:
         await watch.refresh()
         first = await watch.fate(JobId("7"))
         slurm.hooks["ended"] = away
@@ -249,7 +255,7 @@ def test_accounting_is_asked_once_for_all_that_ended_meanwhile(tmp_path: Path) -
 
     slurm.hooks["ended"] = hold
 
-    async def scenario(watch: SlurmWatch) -> None:
+    async def scenario(watch: JobWatch) -> None:
         first = asyncio.create_task(watch.fate(ids[0]))
         await until(lambda: asked)
         others = [asyncio.create_task(watch.fate(one)) for one in ids[1:]]
@@ -269,7 +275,7 @@ def test_an_end_that_the_runner_told_needs_no_accounting(tmp_path: Path, state: 
     asked: list[int] = []
     slurm.hooks["ended"] = lambda: asked.append(1)
 
-    async def scenario(watch: SlurmWatch) -> None:
+    async def scenario(watch: JobWatch) -> None:
         await watch.refresh()
         fate = await watch.fate(JobId("7"), ended_well=True)
         assert fate is not None
@@ -283,7 +289,82 @@ def test_accounting_that_is_away_says_nothing_to_anybody(tmp_path: Path) -> None
     slurm = FakeSlurm()
     slurm.hooks["ended"] = away
 
-    async def scenario(watch: SlurmWatch) -> None:
+    async def scenario(watch: JobWatch) -> None:
         assert await asyncio.gather(*(watch.fate(JobId(str(number))) for number in range(3))) == [None] * 3
+
+    watch_with(tmp_path, slurm, scenario)
+
+
+def test_whoever_asks_and_is_cancelled_leaves_nobody_waiting(tmp_path: Path) -> None:
+    slurm = FakeSlurm()
+    asking = asyncio.Event()
+
+    async def hang() -> None:
+        asking.set()
+        await asyncio.Event().wait()
+
+    slurm.hooks["ended"] = hang
+
+    async def scenario(watch: JobWatch) -> None:
+        first = asyncio.create_task(watch.fate(JobId("7")))
+        await until(asking.is_set)
+        second = asyncio.create_task(watch.fate(JobId("7")))
+        await asyncio.sleep(0.01)
+        slurm.hooks.clear()
+        first.cancel()
+        found = await second
+        assert found is not None
+        assert found.stage is Stage.ENDED
+
+    watch_with(tmp_path, slurm, scenario)
+
+
+def test_ends_are_not_remembered_without_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_watch, "_REMEMBERED", 3)
+    slurm = FakeSlurm()
+    ids = [JobId(str(number)) for number in range(7, 12)]
+    slurm.accounts = {one: EndedJob(one, "COMPLETED", 0, 0, None) for one in ids}
+
+    async def scenario(watch: JobWatch) -> None:
+        await watch.refresh()
+        for one in ids:
+            await watch.fate(one)
+        slurm.hooks["ended"] = away
+        known = [one for one in ids if await watch.fate(one) is not None]
+        assert known == ids[-3:]
+
+    watch_with(tmp_path, slurm, scenario)
+
+
+def test_jobs_of_pools_and_gangs_come_with_the_same_look(tmp_path: Path) -> None:
+    slurm, clock = FakeSlurm(), TurnedClock()
+    shared = {"state": "RUNNING", "reason": "", "nodes": "c1", "partition": "batch"}
+    slurm.queue = [
+        Job(JobId("5"), comment="slurmlet-pool:deadbeef:pool-aaa", left_s=100.0, **shared),  # type: ignore[arg-type]
+        Job(JobId("6"), comment="slurmlet-pool:cafebabe:pool-bbb", **shared),  # type: ignore[arg-type]
+    ]
+
+    async def scenario(watch: JobWatch) -> None:
+        await watch.refresh()
+        clock.turn(30)
+        (one,) = watch.pool_jobs()
+        assert (one.job_id, one.node, one.left_s) == ("5", "pool-aaa", 70.0), "time goes on between two looks"
+        assert slurm.looks <= 2
+
+    watch_with(tmp_path, slurm, scenario, clock, calm_poll_s=60.0)
+
+
+def test_jobs_that_ended_are_counted_once(tmp_path: Path) -> None:
+    slurm = FakeSlurm()
+    slurm.queue = [make_job("7"), make_job("8", uid="u-2"), make_job("9", uid="u-3", state="COMPLETED")]
+    told: list[int] = []
+
+    async def scenario(watch: JobWatch) -> None:
+        watch.subscribe_ended(told.append)
+        await watch.refresh()
+        slurm.queue = [make_job("7", state="FAILED")]
+        await watch.refresh()
+        await watch.refresh()
+        assert told == [2]
 
     watch_with(tmp_path, slurm, scenario)

@@ -43,7 +43,7 @@ def test_the_whole_call_for_a_plain_pod() -> None:
         "--no-requeue",
         f"--output=/home/user1/.slurmlet/default/pods/{UID}/job.log",
         "--open-mode=append",
-        "--job-name=web-0.shop.default",
+        "--job-name=web-0.shop.default.0b5e4c2a",
         f"--comment=slurmlet:deadbeef:{UID} cluster=default pod=shop/web-0",
         "--export=ALL",
         f"--chdir=/home/user1/.slurmlet/default/pods/{UID}",

@@ -40,9 +40,10 @@ def _show(state: ClusterState) -> None:
     if state.config.encrypt:
         print("Network   encrypted between hosts")
     print(f"Pods      {_counts(state.pods)}")
-    print(
-        f"Jobs      {_counts(state.jobs) if state.jobs is not None else 'unknown: Slurm does not answer'}\n"
-    )
+    print(f"Jobs      {_counts(state.jobs) if state.jobs is not None else 'unknown: Slurm does not answer'}")
+    if state.slurm_requests_last_minute is not None:
+        print(f"Slurm     {state.slurm_requests_last_minute} requests to slurmctld in the last minute")
+    print()
     emit_table(
         ["COMPONENT", "PID", "UP", "RESTARTS", "MEMORY"],
         [

@@ -75,6 +75,11 @@ class ApiProbe:
     def nodes(self) -> list[NodeState]:
         return [_node_state(item) for item in self._items("/api/v1/nodes?resourceVersion=0")]
 
+    def metrics(self, node: str) -> str:
+        """The hub's own figures, in Prometheus' form, as a kubelet serves them; "" when it does not answer."""
+        answer = self.get(f"/api/v1/nodes/{quote(node, safe='')}/proxy/metrics")
+        return answer[1].decode(errors="replace") if answer is not None and answer[0] == 200 else ""
+
     def has_default_account(self) -> bool:
         answer = self.get("/api/v1/namespaces/default/serviceaccounts/default")
         return answer is not None and answer[0] == 200

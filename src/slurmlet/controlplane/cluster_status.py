@@ -20,6 +20,7 @@ from slurmlet.controlplane.run_files import (
     running_supervisor,
     start_ticks,
 )
+from slurmlet.model.stats_summary import SLURM_REQUESTS
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class ClusterState:
     nodes: tuple[NodeState, ...]
     pods: dict[str, int]
     jobs: dict[str, int] | None  # by state; None when Slurm does not answer
+    slurm_requests_last_minute: int | None = None  # of the hub to slurmctld; None when it does not tell
 
 
 @dataclass(frozen=True)
@@ -61,14 +63,26 @@ def status(files: ClusterFiles) -> ClusterState:
     found = running_supervisor(files, "status")
     parts = tuple(_components(files)) if found else ()
     ready, nodes, pods = False, tuple[NodeState, ...](), dict[str, int]()
+    requests = None
     if found:
         probe = ApiProbe(files)
         ready = probe.ready()
         if ready:
             nodes, pods = tuple(probe.nodes()), probe.pods_by_phase()
+            requests = _slurm_requests(probe, nodes)
         probe.close()
     since = found[1] if found else ""
-    return ClusterState(config, found is not None, since, ready, parts, nodes, pods, _jobs(config.id))
+    jobs = _jobs(config.id)
+    return ClusterState(config, found is not None, since, ready, parts, nodes, pods, jobs, requests)
+
+
+def _slurm_requests(probe: ApiProbe, nodes: tuple[NodeState, ...]) -> int | None:
+    """From the hub's own metrics, which any of its nodes serves."""
+    if not nodes:
+        return None
+    lines = probe.metrics(nodes[0].name).splitlines()
+    found = [line.split()[1] for line in lines if line.startswith(f"{SLURM_REQUESTS} ")]
+    return int(float(found[0])) if found else None
 
 
 def clusters() -> list[ClusterLine]:

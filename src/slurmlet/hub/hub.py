@@ -26,7 +26,8 @@ from slurmlet.hub.allocations.offered_objects import offer
 from slurmlet.hub.allocations.pool_controller import PoolKeeper
 from slurmlet.hub.hub_metrics import CountedSlurm, Counts
 from slurmlet.hub.hub_settings import SERVER_NAME, Settings
-from slurmlet.hub.jobs.job_watch import SlurmWatch
+from slurmlet.hub.jobs.job_watch import JobWatch
+from slurmlet.hub.jobs.submission_gate import SubmissionGate
 from slurmlet.hub.kubelet import metrics_api
 from slurmlet.hub.kubelet.kubelet_server import KubeletServer
 from slurmlet.hub.kubelet.kubelet_stats import StatServer
@@ -145,8 +146,10 @@ class _Hub:
         self._events = EventRecorder(client, settings.host)
         self._authority = RunnerAuthority(settings)
         # Slurm and nodes
-        self._watch = SlurmWatch(settings, slurm)
-        self._nodes = NodeKeeper(settings, prompt, slurm, self._events, facts, store.list)
+        self._watch = JobWatch(settings, slurm)
+        self._nodes = NodeKeeper(
+            settings, prompt, slurm, self._events, facts, store.list, lambda: self._watch.quiet
+        )
         self._agents = Agents()
         self._allocations = AllocationKeeper(
             settings, prompt, slurm, self._agents, self._watch, self._events, facts, store.list
@@ -156,7 +159,8 @@ class _Hub:
         self._network = _network(settings, client, self._events, self._services)
         # Pods
         self._launcher = Launcher(settings, slurm, self._watch)
-        self._submitter = Submitter(settings, slurm, self._watch, self._authority, self._launcher)
+        gate = SubmissionGate(Clock())
+        self._submitter = Submitter(settings, slurm, self._watch, self._authority, gate, self._launcher)
         self._queued = QueuedStatus(StatusWriter(client))
         self._pods = Pods(
             self._worker_maker(Images(store, client, self._events, settings.pulls_at_once)),
@@ -167,8 +171,11 @@ class _Hub:
             self._submitter,
             self._network,
         )
-        self._watch.subscribe(self._pods.slurm_looked, self._pods.busy)
+        self._watch.subscribe(self._pods.slurm_looked)
         self._agents.subscribe_pods(self._pods.news_of)
+        self._agents.subscribe_nodes(self._watch.expect_node)
+        self._watch.subscribe_ended(gate.jobs_ended)
+        gate.subscribe(self._pods.news_of)
         self._usage = Usage(self._pods.states)
 
     def _worker_maker(self, images: Images) -> Callable[[dict[str, Any]], PodWorker]:
@@ -260,7 +267,7 @@ class _Hub:
     def _job_tasks(self) -> dict[str, Coroutine[Any, Any, None]]:
         """What a cluster that submits jobs of its own looks after: not one that lives inside a single job."""
         settings, slurm, pods = self._settings, self._slurm, self._pods
-        shared = (self._prompt, slurm, self._agents, self._allocations, self._authority)
+        shared = (self._prompt, slurm, self._watch, self._agents, self._allocations, self._authority)
         pool = PoolKeeper(settings, *shared, self._pods.states)
         gangs = GangKeeper(settings, *shared, self._events, self._nodes.objects)
         launches = LaunchKeeper(settings, slurm, self._watch, self._launcher, pods.has_link, pods.disown)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,13 +34,16 @@ class Settings:
     ephemeral: bool = False
     # How pods start that do not say: model/launch_mode.py.
     launch: str = BATCH
-    # Slurm is asked this often while some job needs watching, and this often when all is quiet.
-    busy_poll_s: float = 1.0
-    calm_poll_s: float = 10.0
+    # The budget of requests to slurmctld (docs/slurm.md). Jobs are looked at this often at first while somebody waits for
+    # news, then less and less; at least this often while some are in the queue; and this often at rest.
+    busy_poll_s: float = 0.3
+    queued_poll_s: float = 10.0
+    calm_poll_s: float = 30.0
     lease_s: int = 40
     lease_renew_s: float = 10.0
-    # As often as a kubelet looks at its node.
+    # Partitions: as often as a kubelet looks at its node while there is something to do, and this often at rest.
     partition_poll_s: float = 10.0
+    calm_partition_poll_s: float = 60.0
     sbatch_at_once: int = 8
     pulls_at_once: int = 3
     # To the API server, about pods. Few: what waits here does not stand in the way of people's own requests there.
@@ -72,7 +74,6 @@ def load(directory: Path) -> Settings:
         ephemeral=bool(config.get("ephemeral")),
         launch=config.get("launch", BATCH),
         network=_network(ClusterFiles(directory), config),
-        busy_poll_s=float(os.environ.get("SLURMLET_POLL_S", "1.0")),
     )
 
 

@@ -62,6 +62,11 @@ def comment(cluster_id: str, uid: str, label: str = "") -> str:
     return f"{MARK}:{cluster_id}:{uid} {label}".rstrip()
 
 
+def job_name(metadata: Mapping[str, Any], cluster: str) -> str:
+    """For people, and to find the job again where a site rewrites comments: so no two pods have the same."""
+    return f"{metadata['name']}.{metadata['namespace']}.{cluster}.{metadata['uid'][:8]}"
+
+
 def uid_of(cluster_id: str, job_comment: str) -> PodUid | None:
     """The pod a job belongs to, or None for a job that is not of this cluster."""
     words = job_comment.split(maxsplit=1)
@@ -83,7 +88,7 @@ def job_request(pod: Mapping[str, Any], place: JobPlace) -> JobRequest:
     asked = pod_requests(pod["spec"])
     memory_mb = quantities.ceil(asked.get("memory", Fraction(0)) / 2**20)
     spec = JobSpec(
-        name=f"{name}.{namespace}.{place.cluster}",
+        name=job_name(metadata, place.cluster),
         script=_script(place),
         comment=comment(place.cluster_id, metadata["uid"], label),
         partition=place.partition,

@@ -13,6 +13,9 @@ from slurmlet.model.usage_samples import Measured, Space, cpu_cores, pod_cores, 
 Obj = dict[str, Any]
 _NANO = 1_000_000_000
 
+# A gauge of the hub's that `slurmlet status` shows.
+SLURM_REQUESTS = "slurmlet_slurm_requests_last_minute"
+
 
 @dataclass(frozen=True)
 class NodeFacts:

@@ -18,6 +18,7 @@ from typing import Any
 from slurmlet.base.errors import RefusedPod, SlurmletError
 from slurmlet.hub.allocations.agents import Agent, Agents
 from slurmlet.hub.hub_settings import Settings
+from slurmlet.hub.jobs.job_watch import JobWatch
 from slurmlet.hub.nodes.allocation_node_controller import AllocationKeeper
 from slurmlet.hub.runner_credentials import NODE_NAME_PREFIX, RunnerAuthority
 from slurmlet.hub.runner_links import LinkLost
@@ -27,7 +28,7 @@ from slurmlet.kube.reflector import Reflector
 from slurmlet.model import gangs, pool
 from slurmlet.model.ids import JobId
 from slurmlet.model.job_states import Stage, stage_of
-from slurmlet.model.pool_jobs import PoolJob, gang_jobs
+from slurmlet.model.pool_jobs import PoolJob
 from slurmlet.model.slurm_values import JobSpec
 from slurmlet.slurm.interface import Slurm
 
@@ -58,6 +59,7 @@ class GangKeeper:
         settings: Settings,
         client: ApiClient,
         slurm: Slurm,
+        watch: JobWatch,
         agents: Agents,
         nodes: AllocationKeeper,
         authority: RunnerAuthority,
@@ -65,8 +67,10 @@ class GangKeeper:
         partition_nodes: Callable[[], list[Obj]],
     ) -> None:
         self._settings, self._client, self._slurm, self._events = settings, client, slurm, events
+        self._watch = watch
         self._agents, self._nodes, self._authority = agents, nodes, authority
         self._partition_nodes = partition_nodes
+        self._mark = 0  # of the last change that we asked Slurm for
         self._pods: dict[str, Obj] = {}
         self._seen: dict[str, _Seen] = {}
         self._ending: dict[str, float] = {}  # jobs whose agents were told to end, until when they may take
@@ -106,7 +110,10 @@ class GangKeeper:
 
     async def _turn(self) -> bool:
         """Whether there is more to do without news of pods."""
-        jobs = gang_jobs(self._settings.cluster_id, await self._slurm.jobs())
+        # A job that was just asked for is not in an older list: whoever looks there asks for another.
+        if not self._watch.looked_since(self._mark):
+            return True
+        jobs = self._watch.gang_jobs()
         pods: dict[str, list[Obj]] = {}
         for pod in self._pods.values():
             if not gangs.is_over(pod):
@@ -201,7 +208,15 @@ class GangKeeper:
         )
         spec = gangs.sized(spec, pods)
         await asyncio.to_thread(self._equip, name, len(pods))
-        return await self._slurm.submit(spec)
+        try:
+            return await self._slurm.submit(spec)
+        finally:
+            self._asked()
+
+    def _asked(self) -> None:
+        """Slurm was asked for a change: what it says from now on counts."""
+        self._mark = self._watch.mark
+        self._watch.expect("gangs", f"change after look {self._mark}")
 
     def _equip(self, name: str, most: int) -> None:
         """As many as there could be hosts: which of them Slurm will use is not known yet."""
@@ -254,7 +269,10 @@ class GangKeeper:
                 if agent.link is not None:
                     await agent.link.tell("end", grace_s=0)
         else:
-            await self._slurm.cancel([job.job_id])
+            try:
+                await self._slurm.cancel([job.job_id])
+            finally:
+                self._asked()
 
     async def _tidy(self, allocations: set[str]) -> None:
         """Directories of allocations that are over, and of hosts they never had. Those of nodes go with their Node."""

@@ -17,6 +17,7 @@ from slurmlet.base.errors import SlurmletError
 from slurmlet.base.files import read_json
 from slurmlet.hub.allocations.agents import Agents
 from slurmlet.hub.hub_settings import Settings
+from slurmlet.hub.jobs.job_watch import JobWatch
 from slurmlet.hub.nodes.allocation_node_controller import AllocationKeeper
 from slurmlet.hub.nodes.node_objects import NODES
 from slurmlet.hub.pods.pod_state import PodState
@@ -28,7 +29,7 @@ from slurmlet.model.gangs import GANG
 from slurmlet.model.ids import JobId
 from slurmlet.model.job_states import Stage, stage_of
 from slurmlet.model.pool import Member, PoolSpec
-from slurmlet.model.pool_jobs import PoolJob, pool_jobs
+from slurmlet.model.pool_jobs import PoolJob
 from slurmlet.model.slurm_values import JobSpec
 from slurmlet.slurm.interface import Slurm
 
@@ -44,14 +45,16 @@ class PoolKeeper:
         settings: Settings,
         client: ApiClient,
         slurm: Slurm,
+        watch: JobWatch,
         agents: Agents,
         nodes: AllocationKeeper,
         authority: RunnerAuthority,
         pods: Callable[[], Iterable[PodState]],
     ) -> None:
-        self._settings, self._client, self._slurm = settings, client, slurm
+        self._settings, self._client, self._slurm, self._watch = settings, client, slurm, watch
         self._agents, self._nodes, self._authority = agents, nodes, authority
         self._pods = pods
+        self._mark = 0  # of the last change that we asked Slurm for
         self._busy_s: dict[str, float] = {}  # when each member last had a pod
 
     async def run(self) -> None:
@@ -66,8 +69,10 @@ class PoolKeeper:
             await asyncio.sleep(_TURN_S)
 
     async def _turn(self, spec: PoolSpec) -> bool:
-        jobs = pool_jobs(self._settings.cluster_id, await self._slurm.jobs())
-        members = [self._member(job) for job in jobs]
+        # A job that was just asked for is not in an older list: whoever counts without it asks for one more.
+        if not self._watch.looked_since(self._mark):
+            return True
+        members = [self._member(job) for job in self._watch.pool_jobs()]
         waiting = await self._waiting_pods() if spec.most > spec.least else 0
         plan = pool.plan(spec, members, waiting)
         ids = {one.name: one.job_id for one in members}
@@ -135,14 +140,17 @@ class PoolKeeper:
             # A member is one host.
             options=tuple(one for one in spec.options if one[0] != "nodes"),
         )
-        job_id = await self._slurm.submit(job)
+        try:
+            job_id = await self._slurm.submit(job)
+        finally:
+            self._asked()
         log.info("pool: asked for node %s, Slurm job %s", name, job_id)
 
     async def _retire(self, name: str, why: str, job_id: JobId) -> None:
         log.info("pool: node %s goes: %s", name, why)
         if self._agents.get(name) is None:
             # Its job is in the queue, or has just begun: nothing can be on it.
-            await self._slurm.cancel([job_id])
+            await self._cancel(job_id)
             return
         change = {
             "metadata": {"annotations": {pool.RETIRING_ANNOTATION: why}},
@@ -172,7 +180,18 @@ class PoolKeeper:
         if agent is not None and agent.link is not None:
             await agent.link.tell("end", grace_s=0)
         else:
+            await self._cancel(job_id)
+
+    async def _cancel(self, job_id: JobId) -> None:
+        try:
             await self._slurm.cancel([job_id])
+        finally:
+            self._asked()
+
+    def _asked(self) -> None:
+        """Slurm was asked for a change: what it says from now on counts."""
+        self._mark = self._watch.mark
+        self._watch.expect("pool", f"change after look {self._mark}")
 
 
 def _is_daemon(state: PodState) -> bool:

@@ -1,7 +1,7 @@
-"""One batched look at Slurm for all jobs: the safety net under what runners tell.
+"""The one watch of Slurm's jobs, for pods, pools, gangs and what comes next: one batched request tells about all of them.
 
-Polls fast while somebody waits for news, slowly when all is quiet; `refresh()` asks for a look now and waits for it.
-Never fails a pod because Slurm did not answer: an unreachable slurmctld changes nothing.
+The safety net under what runners tell. Never fails a pod because Slurm did not answer: an unreachable slurmctld changes
+nothing. How often it asks is `look_pace`'s to say.
 """
 
 from __future__ import annotations
@@ -9,47 +9,57 @@ from __future__ import annotations
 import asyncio
 import logging
 import pwd
-import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
+from slurmlet.base.clock import Clock
 from slurmlet.base.errors import SlurmletError
+from slurmlet.hub.allocations.agents import Agent
 from slurmlet.hub.hub_settings import Settings
-from slurmlet.model import job_states, pod_job
+from slurmlet.hub.jobs.accounting import Accounting
+from slurmlet.hub.jobs.look_pace import LookPace
+from slurmlet.model import job_states, pod_job, pool_jobs
 from slurmlet.model.ids import JobId, PodUid
-from slurmlet.model.job_states import Fate
+from slurmlet.model.job_states import Fate, Stage
+from slurmlet.model.pool_jobs import PoolJob
 from slurmlet.model.slurm_values import EndedJob, Job
 from slurmlet.slurm.interface import Slurm
 
 log = logging.getLogger(__name__)
-# Two looks are never closer than this, however many ask.
-_SHORTEST_S = 0.15
-# … nor closer than this many times what the last one took.
-_REST_PER_LOOK = 3.0
+_REMEMBERED = 10_000
 
 
-class SlurmWatch:
-    """What Slurm knows of this cluster's jobs, kept fresh."""
+class JobWatch:
+    """What Slurm knows of this user's jobs, kept fresh."""
 
-    def __init__(self, settings: Settings, slurm: Slurm) -> None:
+    def __init__(self, settings: Settings, slurm: Slurm, clock: Clock | None = None) -> None:
+        clock = clock or Clock()
         self._settings = settings
         self._slurm = slurm
-        self._subscribers: list[tuple[Callable[[], None], Callable[[], bool]]] = []
+        self._clock = clock
+        self._pace = LookPace(clock, settings.busy_poll_s, settings.queued_poll_s, settings.calm_poll_s)
+        self._listeners: list[Callable[[], None]] = []
+        self._end_listeners: list[Callable[[int], None]] = []
         self._jobs: dict[PodUid, Job] = {}
         self._by_id: dict[JobId, Job] = {}
-        self._ended: dict[JobId, Fate] = {}
-        self._accounting = _Accounting(slurm)
+        self._ended: OrderedDict[JobId, Fate] = OrderedDict()
+        self._accounting = Accounting(slurm, clock)
         self._wanted = asyncio.Event()
         self._looked = asyncio.Condition()
+        self._taken_s = 0.0
         self._begun = 0
         self._completed = 0
 
-    def subscribe(self, looked: Callable[[], None], busy: Callable[[], bool]) -> None:
-        """`looked` is called after each look; while `busy` says so, looks are frequent."""
-        self._subscribers.append((looked, busy))
+    def subscribe(self, looked: Callable[[], None]) -> None:
+        """`looked` is called after each look."""
+        self._listeners.append(looked)
 
-    @property
-    def _busy(self) -> bool:
-        return any(busy() for _, busy in self._subscribers)
+    def subscribe_ended(self, ended: Callable[[int], None]) -> None:
+        """`ended` is called with the number of jobs, of whatever kind, that are no longer in the queue or running."""
+        self._end_listeners.append(ended)
+
+    # When to look
 
     @property
     def looked(self) -> bool:
@@ -64,9 +74,46 @@ class SlurmWatch:
         """Whether a whole look lies after `mark`; before that, a job's absence means nothing."""
         return self._completed > mark
 
+    @property
+    def quiet(self) -> bool:
+        """Nobody has begun to wait for anything lately."""
+        return self._pace.quiet
+
+    def expect(self, who: str, what: str) -> None:
+        """`who` (a pod, a pool …) waits for Slurm's word: looks are frequent for a while. Safe to repeat."""
+        if self._pace.expect(who, what):
+            self._wanted.set()
+
+    def settle(self, who: str) -> None:
+        self._pace.settle(who)
+
+    def expect_node(self, agent: Agent) -> None:
+        """An agent dialled in or hung up: its job has just begun, or is about to be over."""
+        self.expect(f"node {agent.name}", f"{agent.job_id} {'serves' if agent.alive else 'is silent'}")
+
+    async def refresh(self) -> None:
+        """A look that began after this call."""
+        async with self._looked:
+            mark = self._begun
+            self._wanted.set()
+            await self._looked.wait_for(lambda: self.looked_since(mark))
+
+    # What is known
+
     def job(self, uid: PodUid) -> Job | None:
-        """The job of a pod that slurmctld remembers."""
+        """The job of a pod that slurmctld remembers, by its comment."""
         return self._jobs.get(uid)
+
+    def by_id(self, job_id: JobId) -> Job | None:
+        """Any job of this user's."""
+        return self._by_id.get(job_id)
+
+    def named(self, name: str) -> Job | None:
+        """The oldest job of this name that is not over. For sites whose plugins rewrite comments."""
+        found = [
+            job for job in self._by_id.values() if job.name == name and not job_states.is_over(job.state)
+        ]
+        return min(found, key=lambda job: int(job.job_id), default=None)
 
     def owns(self, uid: PodUid, job_id: JobId) -> bool:
         """Whether Slurm's own record of the job names this pod."""
@@ -76,16 +123,16 @@ class SlurmWatch:
     def all_jobs(self) -> dict[PodUid, Job]:
         return dict(self._jobs)
 
-    def poke(self) -> None:
-        """A look soon, without waiting for it."""
-        self._wanted.set()
+    def pool_jobs(self) -> list[PoolJob]:
+        passed_s = self._clock.monotonic_s() - self._taken_s
+        return [
+            replace(one, left_s=max(0.0, one.left_s - passed_s)) if one.left_s is not None else one
+            for one in pool_jobs.pool_jobs(self._settings.cluster_id, self._by_id.values())
+        ]
 
-    async def refresh(self) -> None:
-        """A look that began after this call."""
-        async with self._looked:
-            mark = self._begun
-            self._wanted.set()
-            await self._looked.wait_for(lambda: self.looked_since(mark))
+    def gang_jobs(self) -> dict[str, PoolJob]:
+        """By the key of the gang."""
+        return pool_jobs.gang_jobs(self._settings.cluster_id, self._by_id.values())
 
     async def fate(self, job_id: JobId, ended_well: bool = False) -> Fate | None:
         """What became of a job; None while nobody can say (Slurm is away).
@@ -106,38 +153,48 @@ class SlurmWatch:
             log.warning("how job %s ended is not known yet: %s", job_id, error.message)
             return None
         fate = _combine(job_id, in_queue, ended)
-        if fate.stage is job_states.Stage.ENDED:
+        if fate.stage is Stage.ENDED:
             self._ended[job_id] = fate
+            if len(self._ended) > _REMEMBERED:
+                self._ended.popitem(last=False)
         return fate
 
     def forget(self, job_id: JobId) -> None:
         self._ended.pop(job_id, None)
 
+    # Looking
+
     async def run(self) -> None:
         while True:
             self._wanted.clear()
-            self._begun += 1
-            began_s = time.monotonic()
-            try:
-                listed = await self._slurm.jobs()
-                self._take(listed)
-            except SlurmletError as error:
-                log.warning("Slurm's jobs are not known: %s", error.message)
-                await asyncio.sleep(self._settings.busy_poll_s)
-                continue
-            async with self._looked:
-                self._completed = self._begun
-                self._looked.notify_all()
-            for looked, _ in self._subscribers:
-                looked()
-            await self._rest(time.monotonic() - began_s)
+            if await self._look():
+                for looked in self._listeners:
+                    looked()
+            await self._rest()
 
-    async def _rest(self, look_s: float) -> None:
-        """Until the next look is due. With thousands of jobs a look is dear, to us and to slurmctld."""
-        await asyncio.sleep(max(_SHORTEST_S, _REST_PER_LOOK * look_s))
-        interval_s = self._settings.busy_poll_s if self._busy else self._settings.calm_poll_s
+    async def _look(self) -> bool:
+        self._begun += 1
+        began_s = self._clock.monotonic_s()
         try:
-            async with asyncio.timeout(interval_s):
+            listed = await self._slurm.jobs()
+        except SlurmletError as error:
+            log.warning("Slurm's jobs are not known: %s", error.message)
+            self._pace.failed(limited=error.reason == "SlurmBusy")
+            return False
+        self._take(listed)
+        self._pace.answered(self._clock.monotonic_s() - began_s)
+        async with self._looked:
+            self._completed = self._begun
+            self._looked.notify_all()
+        return True
+
+    async def _rest(self) -> None:
+        """Until the next look is due, or somebody wants one."""
+        shortest_s = self._pace.shortest_s()
+        await asyncio.sleep(shortest_s)
+        queued = any(job_states.stage_of(job.state) is Stage.QUEUED for job in self._by_id.values())
+        try:
+            async with asyncio.timeout(max(0.0, self._pace.interval_s(queued) - shortest_s)):
                 await self._wanted.wait()
         except TimeoutError:
             pass
@@ -146,46 +203,19 @@ class SlurmWatch:
         found: dict[PodUid, Job] = {}
         by_id: dict[JobId, Job] = {}
         for job in listed:
+            by_id[job.job_id] = job
             uid = pod_job.uid_of(self._settings.cluster_id, job.comment)
-            if uid is not None:
-                by_id[job.job_id] = job
             # Should a pod ever have two jobs, the claim in its directory lets one of them run it. The one that is still
             # there counts, then the older one.
             if uid is None or job_states.never_placed(job):
                 continue
             if uid not in found or _rank(job) < _rank(found[uid]):
                 found[uid] = job
-        self._jobs = found
-        self._by_id = by_id
-
-
-class _Accounting:
-    """How jobs ended. Those asked about while an answer is under way are asked about together, in the next question."""
-
-    def __init__(self, slurm: Slurm) -> None:
-        self._slurm = slurm
-        self._asked: dict[JobId, asyncio.Future[EndedJob | None]] = {}
-        self._turn = asyncio.Lock()
-
-    async def of(self, job_id: JobId) -> EndedJob | None:
-        answer = self._asked.get(job_id)
-        if answer is None:
-            answer = self._asked[job_id] = asyncio.get_running_loop().create_future()
-        async with self._turn:
-            if not answer.done():
-                await self._ask()
-        return await answer
-
-    async def _ask(self) -> None:
-        asked, self._asked = self._asked, {}
-        try:
-            ended = await self._slurm.ended(list(asked))
-        except SlurmletError as error:
-            for answer in asked.values():
-                answer.set_exception(error)
-        else:
-            for job_id, answer in asked.items():
-                answer.set_result(ended.get(job_id))
+        known = [job_id for job_id, job in self._by_id.items() if not job_states.is_over(job.state)]
+        ended = sum(job_id not in by_id or job_states.is_over(by_id[job_id].state) for job_id in known)
+        self._jobs, self._by_id, self._taken_s = found, by_id, self._clock.monotonic_s()
+        for listener in self._end_listeners if ended else ():
+            listener(ended)
 
 
 def _rank(job: Job) -> tuple[bool, int]:

@@ -19,7 +19,7 @@ from aiohttp import web
 
 from slurmlet.base.clock import rfc3339
 from slurmlet.hub.hub_metrics import Counts
-from slurmlet.hub.jobs.job_watch import SlurmWatch
+from slurmlet.hub.jobs.job_watch import JobWatch
 from slurmlet.hub.kubelet.pod_usage import Usage
 from slurmlet.hub.network.pod_network import Network
 from slurmlet.hub.nodes.partition_node_controller import NodeKeeper
@@ -44,7 +44,7 @@ class StatServer:
         pods: Pods,
         nodes: NodeKeeper,
         usage: Usage,
-        watch: SlurmWatch,
+        watch: JobWatch,
         counts: Counts,
         network: Network | None = None,
     ) -> None:

@@ -15,7 +15,7 @@ from slurmlet.base.clock import rfc3339
 from slurmlet.base.errors import SlurmletError
 from slurmlet.hub.allocations.agents import Agent, Agents
 from slurmlet.hub.hub_settings import Settings
-from slurmlet.hub.jobs.job_watch import SlurmWatch
+from slurmlet.hub.jobs.job_watch import JobWatch
 from slurmlet.hub.nodes.node_objects import NODES, NodeRecords
 from slurmlet.images.image_store import Image
 from slurmlet.kube.client import ApiClient, ApiError
@@ -46,7 +46,7 @@ class AllocationKeeper:
         client: ApiClient,
         slurm: Slurm,
         agents: Agents,
-        watch: SlurmWatch,
+        watch: JobWatch,
         events: EventRecorder,
         hub: partition_node.HubFacts,
         images: Callable[[], list[Image]] = list,

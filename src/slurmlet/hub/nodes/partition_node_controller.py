@@ -40,7 +40,10 @@ class NodeKeeper:
         events: EventRecorder,
         hub: partition_node.HubFacts,
         images: Callable[[], list[Image]] = list,
+        quiet: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`quiet`: nobody waits for anything of Slurm's, so that its partitions may be looked at less often."""
+        self._quiet = quiet
         self._settings = settings
         self._client = client
         self._slurm = slurm
@@ -90,7 +93,7 @@ class NodeKeeper:
 
     async def run(self) -> None:
         """Look at the partitions now and then; renew leases more often."""
-        next_look_s = 0.0
+        looked_s = float("-inf")
         clock = asyncio.get_running_loop().time
         while True:
             try:
@@ -99,10 +102,10 @@ class NodeKeeper:
                     await self._keep_all()
                 # The lease says that this hub lives, not that slurmctld answers: pods go on running without it.
                 await asyncio.gather(*(self._renew(name) for name in self._partitions))
-                if clock() >= next_look_s:
+                if clock() - looked_s >= self._look_interval_s:
                     first = not self._partitions
                     await self._look()
-                    next_look_s = clock() + self._settings.partition_poll_s
+                    looked_s = clock()
                     if first:
                         continue
                 wait_s = self._settings.lease_renew_s
@@ -110,6 +113,11 @@ class NodeKeeper:
                 log.warning("nodes: %s", error.message)
                 wait_s = 1.0
             await self._pause(wait_s)
+
+    @property
+    def _look_interval_s(self) -> float:
+        quiet = self._quiet()
+        return self._settings.calm_partition_poll_s if quiet else self._settings.partition_poll_s
 
     async def _pause(self, wait_s: float) -> None:
         try:

@@ -16,7 +16,7 @@ from pathlib import Path
 from slurmlet.base.errors import SlurmletError
 from slurmlet.base.files import read_json
 from slurmlet.hub.hub_settings import Settings
-from slurmlet.hub.jobs.job_watch import SlurmWatch
+from slurmlet.hub.jobs.job_watch import JobWatch
 from slurmlet.model import job_states, launch_mode
 from slurmlet.model.ids import JobId, PodUid
 from slurmlet.model.job_states import Stage
@@ -47,7 +47,7 @@ _TASK = ("/bin/sh", "-c", 'unset SLURM_JWT; exec "$@" >>"$0" 2>&1')
 class Launcher:
     """Starts pods at once. `site` is known after `find_out`; until then everything goes to sbatch."""
 
-    def __init__(self, settings: Settings, slurm: Slurm, watch: SlurmWatch) -> None:
+    def __init__(self, settings: Settings, slurm: Slurm, watch: JobWatch) -> None:
         self._settings, self._slurm, self._watch = settings, slurm, watch
         self._environment = command_environment()
         self._under_way = 0
@@ -123,7 +123,7 @@ class LaunchKeeper:
         self,
         settings: Settings,
         slurm: Slurm,
-        watch: SlurmWatch,
+        watch: JobWatch,
         launcher: Launcher,
         is_linked: Callable[[PodUid], bool],
         disowned: Callable[[PodUid, JobId], Awaitable[None]],
@@ -202,7 +202,7 @@ class LaunchKeeper:
         log.info("Slurm job %s outlived its step: ending it with %s", job_id, status)
         if not await self._complete(job_id, status):
             await self._slurm.cancel([job_id])
-        self._watch.poke()
+        self._watch.expect(uid, f"end {job_id}")
 
     async def _complete(self, job_id: JobId, status: int | None) -> bool:
         if status is None or self._launcher.site.problem:

@@ -1,8 +1,9 @@
 """A pod becomes a Slurm job, once: at once where resources are free now (hub/pods/immediate_launch), else through sbatch.
 
 The order makes a crash harmless at every point: intent on disk, sbatch or srun, job id on disk. After a crash the job is
-found by its comment; an intent without a job is submitted again; and should two jobs ever exist, the claim in the pod's
-directory lets only one of them run. A job in which the pod could not begin is noted as not the pod's.
+found by its comment, or by its name where the site rewrites comments; an intent without a job is submitted again; and
+should two jobs ever exist, the claim in the pod's directory lets only one of them run. A job in which the pod could not
+begin is noted as not the pod's.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from slurmlet.base.errors import RefusedPod, SlurmError
 from slurmlet.base.files import read_json, write_json
 from slurmlet.base.layout import PodFiles
 from slurmlet.hub.hub_settings import Settings
-from slurmlet.hub.jobs.job_watch import SlurmWatch
+from slurmlet.hub.jobs.job_watch import JobWatch
+from slurmlet.hub.jobs.submission_gate import SlurmLimited, SubmissionGate
 from slurmlet.hub.pods.immediate_launch import LANE, Launcher
 from slurmlet.hub.runner_credentials import RunnerAuthority
 from slurmlet.model.ids import JobId, PodUid
 from slurmlet.model.launch_mode import IMMEDIATE
 from slurmlet.model.pod_job import JobPlace, JobRequest, job_request
+from slurmlet.model.submit_limits import breaks_it_alone
 from slurmlet.slurm.immediate import LaunchFailed, NotNow
 from slurmlet.slurm.interface import Slurm
 
@@ -40,14 +43,16 @@ class Submitter:
         self,
         settings: Settings,
         slurm: Slurm,
-        watch: SlurmWatch,
+        watch: JobWatch,
         authority: RunnerAuthority,
+        gate: SubmissionGate,
         launcher: Launcher | None = None,
     ) -> None:
         self._settings = settings
         self._slurm = slurm
         self._watch = watch
         self._authority = authority
+        self._gate = gate
         self._launcher = launcher
         self._slots = asyncio.Semaphore(settings.sbatch_at_once)
 
@@ -65,10 +70,17 @@ class Submitter:
         )
         return job_request(pod, place)
 
+    def wait_in_line(self, uid: PodUid) -> None:
+        """Raises SlurmLimited while Slurm takes no more jobs and it is not this pod's turn to try."""
+        self._gate.enter(uid)
+
     async def known_job(self, uid: PodUid) -> JobId | None:
         """The pod's job as far as Slurm's newest list or our own note tells."""
         note = await asyncio.to_thread(read_json, self._settings.files.pod(uid).job) or {}
         job = self._watch.job(uid)
+        if job is None and not note.get("job_id") and note.get("name"):
+            # A plugin of the site may have rewritten its comment.
+            job = self._watch.named(note["name"])
         if job is not None and job.job_id not in note.get("not", ()):
             return job.job_id
         return JobId(note["job_id"]) if note.get("job_id") else None
@@ -79,7 +91,9 @@ class Submitter:
 
     def _note_not_its(self, files: PodFiles, job_id: JobId) -> None:
         if files.root.is_dir():
-            write_json(files.job, {"intent_at": rfc3339(), "not": [*_not_its(files), job_id]})
+            note = read_json(files.job) or {}
+            others = [*note.get("not", ()), job_id]
+            write_json(files.job, {"intent_at": rfc3339(), **_kept(note), "not": others})
 
     async def submit(self, uid: PodUid, request: JobRequest, looks_free: bool = False) -> Submitted:
         """Submit unless it is done already. Raises SlurmError (transient: try again) or RefusedPod."""
@@ -94,13 +108,13 @@ class Submitter:
         at_once, why = False, ""
         if self._launcher is not None:
             at_once, why = self._launcher.chooses(request, looks_free)
-        await asyncio.to_thread(self._prepare, files, uid, at_once)
+        await asyncio.to_thread(self._prepare, files, uid, request, at_once)
         if at_once:
             job_id, why = await self._launch(files, uid, request)
             if job_id is not None:
                 await asyncio.to_thread(self._note, files, job_id)
                 return Submitted(job_id, at_once=True)
-        return Submitted(await self._queue(files, request), why=why)
+        return Submitted(await self._queue(files, uid, request), why=why)
 
     async def _launch(self, files: PodFiles, uid: PodUid, request: JobRequest) -> tuple[JobId | None, str]:
         """The job, or why it is for the queue. Raises a transient SlurmError."""
@@ -120,42 +134,55 @@ class Submitter:
             await asyncio.to_thread(self._intend, files, False)
         return None, why if request.launch == IMMEDIATE else ""
 
-    async def _queue(self, files: PodFiles, request: JobRequest) -> JobId:
+    async def _queue(self, files: PodFiles, uid: PodUid, request: JobRequest) -> JobId:
         try:
             async with self._slots:
+                # Others of the same burst may have been refused meanwhile.
+                self._gate.enter(uid)
                 job_id = await self._slurm.submit(request.spec)
-        except SlurmError as error:
-            if error.transient:
-                raise
+        except SlurmLimited:
             await asyncio.to_thread(files.job.unlink, missing_ok=True)
+            raise
+        except SlurmError as error:
+            refused = error.reason == "SlurmLimited"
+            if error.transient and not refused:
+                raise
+            # Slurm has answered: there is no job that could be found later.
+            await asyncio.to_thread(files.job.unlink, missing_ok=True)
+            if refused and not breaks_it_alone(error.said):
+                raise self._gate.refused(uid, error.said) from error
+            self._gate.gave_up(uid)
             raise RefusedPod(error.said, reason="SlurmRefused", hint=_remedy(request)) from error
+        self._gate.accepted(uid)
         await asyncio.to_thread(self._note, files, job_id)
         return job_id
 
-    def _prepare(self, files: PodFiles, uid: PodUid, at_once: bool) -> None:
+    def forget(self, uid: PodUid) -> None:
+        """The pod is gone."""
+        self._gate.gave_up(uid)
+
+    def _prepare(self, files: PodFiles, uid: PodUid, request: JobRequest, at_once: bool) -> None:
         self._authority.equip(files, uid)
-        self._intend(files, at_once)
+        note = {**(read_json(files.job) or {}), "name": request.spec.name}
+        write_json(files.job, {"intent_at": rfc3339(), **_lane(at_once), **_kept(note)})
 
     def _intend(self, files: PodFiles, at_once: bool) -> None:
-        write_json(files.job, {"intent_at": rfc3339(), **_lane(at_once), **_kept(files)})
+        note = read_json(files.job) or {}
+        write_json(files.job, {"intent_at": rfc3339(), **_lane(at_once), **_kept(note)})
 
     def _note(self, files: PodFiles, job_id: JobId) -> None:
-        lane = _lane((read_json(files.job) or {}).get("lane") == LANE)
-        write_json(files.job, {"job_id": job_id, "submitted_at": rfc3339(), **lane, **_kept(files)})
+        note = read_json(files.job) or {}
+        lane = _lane(note.get("lane") == LANE)
+        write_json(files.job, {"job_id": job_id, "submitted_at": rfc3339(), **lane, **_kept(note)})
 
 
 def _lane(at_once: bool) -> dict[str, str]:
     return {"lane": LANE} if at_once else {}
 
 
-def _not_its(files: PodFiles) -> list[str]:
-    return list((read_json(files.job) or {}).get("not", ()))
-
-
-def _kept(files: PodFiles) -> dict[str, list[str]]:
-    """What every later note keeps of an earlier one."""
-    others = _not_its(files)
-    return {"not": others} if others else {}
+def _kept(note: Mapping[str, Any]) -> dict[str, Any]:
+    """What every later note keeps of an earlier one: the job's name, and jobs in which the pod could not begin."""
+    return {key: note[key] for key in ("name", "not") if note.get(key)}
 
 
 def _remedy(request: JobRequest) -> str:

@@ -13,7 +13,7 @@ from slurmlet.base.clock import rfc3339
 from slurmlet.base.files import read_json, write_json
 from slurmlet.hub.allocations.agents import Agent, Agents
 from slurmlet.hub.hub_settings import Settings
-from slurmlet.hub.jobs.job_watch import SlurmWatch
+from slurmlet.hub.jobs.job_watch import JobWatch
 from slurmlet.hub.nodes.partition_node_controller import NodeKeeper
 from slurmlet.hub.pods.job_submission import Submitted, Submitter
 from slurmlet.hub.pods.pod_state import PodState
@@ -48,7 +48,7 @@ class Size(NamedTuple):
 
 class Lane(Protocol):
     def order(self, state: PodState) -> Order | None:
-        """What would start the pod; None while its node is not there. Raises RefusedPod."""
+        """What would start the pod; None while its node is not there. Raises RefusedPod, SlurmLimited."""
 
     async def known(self, uid: PodUid) -> JobId | None:
         """The job in which the pod was started, if it was; also by an earlier hub."""
@@ -62,13 +62,19 @@ class Lane(Protocol):
     async def cancel(self, state: PodState) -> None:
         """End it for certain. Safe to repeat."""
 
+    def expect(self, state: PodState) -> None:
+        """Have Slurm asked often for a while where the pod waits for its word. After every step of the pod's worker."""
+
+    def forget(self, state: PodState) -> None:
+        """The pod is gone, and nobody asks what became of it any more."""
+
     def size(self, node: str) -> Size: ...
 
 
 class QueueLane:
     """A pod on a partition node: a Slurm job of its own."""
 
-    def __init__(self, submitter: Submitter, watch: SlurmWatch, nodes: NodeKeeper, slurm: Slurm) -> None:
+    def __init__(self, submitter: Submitter, watch: JobWatch, nodes: NodeKeeper, slurm: Slurm) -> None:
         self._submitter, self._watch, self._nodes, self._slurm = submitter, watch, nodes, slurm
 
     def order(self, state: PodState) -> Order | None:
@@ -76,6 +82,7 @@ class QueueLane:
         if partition is None:
             return None
         request = self._submitter.request(state.pod, partition.name)
+        self._submitter.wait_in_line(state.uid)
 
         how: list[Submitted] = []
 
@@ -85,9 +92,6 @@ class QueueLane:
             if how[-1].at_once:
                 # It runs, and its runner is about to say more than Slurm could.
                 state.expect_news(_DIALS_IN_S)
-                asyncio.get_running_loop().call_later(_DIALS_IN_S, self._watch.poke)
-            else:
-                self._watch.poke()
             return how[-1].job_id
 
         def told(job_id: JobId) -> tuple[str, str]:
@@ -112,6 +116,19 @@ class QueueLane:
         assert state.job_id is not None
         await self._slurm.cancel([state.job_id])
 
+    def expect(self, state: PodState) -> None:
+        if state.needs_slurm:
+            what = "start" if state.queued else "end" if state.runner_done or state.deleting else "runner"
+            self._watch.expect(state.uid, f"{what} of {state.job_id}")
+        else:
+            self._watch.settle(state.uid)
+
+    def forget(self, state: PodState) -> None:
+        self._submitter.forget(state.uid)
+        self._watch.settle(state.uid)
+        if state.job_id is not None:
+            self._watch.forget(state.job_id)
+
     def size(self, node: str) -> Size:
         partition = self._nodes.partition_of(node)
         return Size(partition.cpus_per_node, partition.memory_mb_per_node << 20) if partition else Size()
@@ -121,7 +138,7 @@ class AgentLane:
     """A pod on an allocation node: a fork of its agent. Never touches the allocation itself."""
 
     def __init__(
-        self, settings: Settings, agents: Agents, authority: RunnerAuthority, watch: SlurmWatch
+        self, settings: Settings, agents: Agents, authority: RunnerAuthority, watch: JobWatch
     ) -> None:
         self._settings, self._agents, self._authority, self._watch = settings, agents, authority, watch
 
@@ -192,6 +209,17 @@ class AgentLane:
         agent = self._agents.get(state.node)
         if agent is not None:
             await self._agents.kill(agent, state.uid)
+
+    def expect(self, state: PodState) -> None:
+        """Agents tell how their pods end; only why an allocation ends is for Slurm to say."""
+        if state.runner_done and state.signalled and not state.job_over:
+            self._watch.expect(state.uid, f"end of {state.job_id}")
+        else:
+            self._watch.settle(state.uid)
+
+    def forget(self, state: PodState) -> None:
+        self._watch.settle(state.uid)
+        self._agents.forget_pod(state.node, state.uid)
 
     def size(self, node: str) -> Size:
         agent = self._agents.get(node)

@@ -10,7 +10,7 @@ from typing import Any
 
 from slurmlet.base.errors import SlurmletError
 from slurmlet.base.layout import ClusterFiles
-from slurmlet.hub.jobs.job_watch import SlurmWatch
+from slurmlet.hub.jobs.job_watch import JobWatch
 from slurmlet.hub.network.pod_network import MESSAGES, Network
 from slurmlet.hub.pods.job_submission import Submitter
 from slurmlet.hub.pods.pod_state import PodState
@@ -32,7 +32,7 @@ class Pods:
         new_worker: Callable[[Obj], PodWorker],
         tasks: asyncio.TaskGroup,
         files: ClusterFiles,
-        watch: SlurmWatch,
+        watch: JobWatch,
         slurm: Slurm,
         submitter: Submitter,
         network: Network | None,
@@ -95,9 +95,6 @@ class Pods:
         worker = self._workers.get(uid)
         if worker is not None:
             worker.disown(job_id)
-
-    def busy(self) -> bool:
-        return any(worker.state.needs_slurm for worker in self._workers.values())
 
     def named(self, namespace: str, name: str) -> PodWorker | None:
         return self._by_name.get((namespace, name))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 
 from slurmlet.base.errors import RefusedPod, SlurmError
+from slurmlet.hub.jobs.submission_gate import SlurmLimited
 from slurmlet.hub.network.pod_addresses import NoAddressLeft
 from slurmlet.hub.pods.delivered_volumes import record_plan
 from slurmlet.hub.pods.image_pulls import ImageProblem
@@ -44,6 +45,7 @@ class PodStarter:
             state.waiting = {"": ("CrashLoopBackOff", text)}
             self._events.pod_event(state.pod, "Warning", "BackOff", text)
             return wait_s
+        was_told = state.waiting.get("", ("", ""))[0] == "SlurmLimited"
         try:
             admission.check(state.pod)
             order = self._lanes.of(state.node).order(state)
@@ -54,6 +56,8 @@ class PodStarter:
             if state.deleting or state.gone:
                 return 0
             state.job_id = await order.place()
+        except SlurmLimited as error:
+            return self._wait_in_line(state, error, told=was_told)
         except SlurmError as error:
             return self._wait_for_slurm(state, error)
         except RefusedPod as error:
@@ -114,6 +118,14 @@ class PodStarter:
         self._events.pod_event(state.pod, "Warning", "SubmissionFailed", f"{error.message}; trying again")
         state.waiting = {"": ("SlurmUnavailable", error.message)}
         return _longer(state)
+
+    def _wait_in_line(self, state: PodState, error: SlurmLimited, *, told: bool) -> float:
+        """A limit that jobs of the same user will free; the gate tells when it is this pod's turn."""
+        if not told:
+            text = f"{error.message}; trying again when jobs have ended"
+            self._events.pod_event(state.pod, "Warning", "SubmissionLimited", text)
+        state.waiting = {"": (error.reason, error.message)}
+        return error.retry_s
 
     def _wait_for_config(self, state: PodState, error: RefusedPod) -> float:
         """As a kubelet does: such a pod is Pending and looked at again, since an annotation it is made of may change."""

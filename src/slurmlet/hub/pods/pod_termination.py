@@ -8,7 +8,7 @@ import shutil
 
 from slurmlet.base.clock import Clock, parse_rfc3339
 from slurmlet.base.layout import ClusterFiles
-from slurmlet.hub.jobs.job_watch import SlurmWatch
+from slurmlet.hub.jobs.job_watch import JobWatch
 from slurmlet.hub.pods.lanes import Lanes
 from slurmlet.hub.pods.pod_state import PodState
 from slurmlet.hub.pods.status_writer import StatusWriter
@@ -32,7 +32,7 @@ class PodTermination:
         self,
         files: ClusterFiles,
         lanes: Lanes,
-        watch: SlurmWatch,
+        watch: JobWatch,
         status: StatusWriter,
         events: EventRecorder,
         clock: Clock,
@@ -64,7 +64,6 @@ class PodTermination:
             await self.linger(state)
         elif state.queued or self._clock.monotonic_s() - state.born_s > _DIAL_IN_S:
             await self._cancel(state)
-        self._watch.poke()
         return _SOON_S if state.runner_done or state.cancelled else 1.0
 
     async def clean_up(self, state: PodState) -> float | None:
@@ -77,11 +76,9 @@ class PodTermination:
                     await state.live_link.tell("stop", grace_s=0, reason="deleted by force")
             elif overdue or not state.runner_done:
                 await self._cancel(state)
-            self._watch.poke()
             return _SOON_S
         await asyncio.to_thread(shutil.rmtree, self._files.pod(state.uid).root, ignore_errors=True)
-        if state.job_id is not None:
-            self._watch.forget(state.job_id)
+        self._lanes.of(state.node).forget(state)
         return None
 
     async def expire(self, state: PodState) -> float | None:

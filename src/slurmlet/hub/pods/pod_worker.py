@@ -17,7 +17,7 @@ from slurmlet.base.clock import Clock, rfc3339
 from slurmlet.base.errors import SlurmletError
 from slurmlet.base.files import read_json
 from slurmlet.base.layout import ClusterFiles
-from slurmlet.hub.jobs.job_watch import SlurmWatch
+from slurmlet.hub.jobs.job_watch import JobWatch
 from slurmlet.hub.network.pod_network import Network
 from slurmlet.hub.pods.container_updates import ContainerUpdates
 from slurmlet.hub.pods.lanes import Lanes
@@ -60,7 +60,7 @@ class PodWorker:
         status: StatusWriter,
         queued: QueuedStatus,
         lanes: Lanes,
-        watch: SlurmWatch,
+        watch: JobWatch,
         pacer: Pacer,
         events: EventRecorder,
         network: Network | None,
@@ -153,7 +153,6 @@ class PodWorker:
     def detach(self, link: RunnerLink) -> None:
         if self.state.link is link:
             self.state.link = None
-            self._watch.poke()
             self._wake.set()
 
     def nudge(self) -> None:
@@ -199,6 +198,7 @@ class PodWorker:
             self._wake.clear()
             delay_s = await self._try_step()
             if not self._finished:
+                self._lanes.of(self.state.node).expect(self.state)
                 await self._sleep(delay_s)
 
     async def _try_step(self) -> float | None:
@@ -282,7 +282,6 @@ class PodWorker:
             if self._verdict_asked_s is None:
                 self._verdict_asked_s = now_s
             if now_s - self._verdict_asked_s < _VERDICT_S:
-                self._watch.poke()
                 return _SOON_S
         if state.job_over and state.report is None:
             self._pacer.stillborn(state.pod)
