@@ -16,6 +16,7 @@ from aiohttp import web
 from slurmlet.controlplane import pki
 from slurmlet.controlplane.pki import Leaf
 from slurmlet.kube.client import AT_ONCE, ApiClient
+from slurmlet.kube.credentials import by_certificate
 
 Obj = dict[str, Any]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -48,6 +49,7 @@ class Api:
     """A scripted API server: (method, path or "*") → answers, used up one by one; the last one stays."""
 
     client: ApiClient
+    url: str
     requests: list[tuple[str, str, dict[str, str], Any]] = field(default_factory=list)
     routes: dict[tuple[str, str], list[Obj | int | Handler]] = field(default_factory=dict)
 
@@ -113,8 +115,8 @@ async def api_server(keys: Path, at_once: int = AT_ONCE) -> AsyncIterator[Api]:
     await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
     url = f"https://127.0.0.1:{runner.addresses[0][1]}"
     files = (keys / name for name in ("ca.crt", "hub.crt", "hub.key"))
-    async with ApiClient(url, *files, at_once=at_once) as client:
-        api = Api(client)
+    async with ApiClient(by_certificate(url, *files), at_once=at_once) as client:
+        api = Api(client, url)
         try:
             yield api
         finally:

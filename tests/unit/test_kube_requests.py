@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 
 from slurmlet.kube.client import STRATEGIC, ApiClient, ApiError
+from slurmlet.kube.credentials import by_certificate
 from tests.unit.loopback import Api, api_server, make_keys, watching
 
 
@@ -90,9 +91,8 @@ def test_a_refusal_that_is_no_status_object(keys: Path, text: str) -> None:
 
 def test_a_server_that_is_not_there_is_status_zero_and_transient(keys: Path) -> None:
     async def scenario() -> None:
-        async with ApiClient(
-            "https://127.0.0.1:1", keys / "ca.crt", keys / "hub.crt", keys / "hub.key"
-        ) as client:
+        nobody = by_certificate("https://127.0.0.1:1", keys / "ca.crt", keys / "hub.crt", keys / "hub.key")
+        async with ApiClient(nobody) as client:
             with pytest.raises(ApiError) as error:
                 await client.get("/x")
             assert (error.value.status, error.value.transient) == (0, True)
@@ -120,9 +120,8 @@ def test_a_request_without_an_answer_is_told_with_a_reason(
 def test_a_server_of_another_authority_is_not_believed(keys: Path, tmp_path: Path) -> None:
     async def scenario(api: Api) -> None:
         others = make_keys(tmp_path)
-        async with ApiClient(
-            str(api.client._server), others / "ca.crt", keys / "hub.crt", keys / "hub.key"
-        ) as client:
+        stranger = by_certificate(api.url, others / "ca.crt", keys / "hub.crt", keys / "hub.key")
+        async with ApiClient(stranger) as client:
             with pytest.raises(ApiError, match="certificate"):
                 await client.get("/x")
         assert api.requests == []

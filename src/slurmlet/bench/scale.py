@@ -25,6 +25,7 @@ from slurmlet.base.files import read_json
 from slurmlet.base.layout import ClusterFiles
 from slurmlet.bench import bench_image
 from slurmlet.kube.client import METADATA_LIST, ApiClient, ApiError
+from slurmlet.kube.credentials import by_certificate
 from slurmlet.model.ids import JobId
 from slurmlet.model.job_states import Stage, holds_resources, stage_of
 from slurmlet.model.slurm_values import JobSpec
@@ -228,7 +229,7 @@ class ScaleBench:
 
     def _client(self) -> ApiClient:
         pki = self._files.pki
-        return ApiClient(self._server, pki / "ca.crt", pki / "admin.crt", pki / "admin.key")
+        return ApiClient(by_certificate(self._server, pki / "ca.crt", pki / "admin.crt", pki / "admin.key"))
 
     async def _listed(self, client: ApiClient, part: str) -> list[str]:
         """Names of this run's pods, or of one part of them."""

@@ -16,6 +16,7 @@ from slurmlet.base.errors import UserError
 from slurmlet.base.files import read_json
 from slurmlet.base.layout import ClusterFiles
 from slurmlet.kube.client import ApiClient
+from slurmlet.kube.credentials import by_certificate
 
 ENDPOINTS_EACH = 10
 _SERVICES = "/api/v1/namespaces/{}/services"
@@ -77,7 +78,8 @@ async def _with_client(
 ) -> None:
     url = f"https://{config['api_address']}:{config['api_port']}"
     pki = files.pki
-    async with ApiClient(url, pki / "ca.crt", pki / "admin.crt", pki / "admin.key") as client:
+    credentials = by_certificate(url, pki / "ca.crt", pki / "admin.crt", pki / "admin.key")
+    async with ApiClient(credentials) as client:
         await act(client)
 
 

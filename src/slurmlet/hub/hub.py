@@ -57,6 +57,7 @@ from slurmlet.hub.runner_links import LinkServer
 from slurmlet.hub.storage.claim_controller import Provisioner
 from slurmlet.images.image_store import Store
 from slurmlet.kube.client import AT_ONCE, ApiClient, ApiError
+from slurmlet.kube.credentials import by_certificate
 from slurmlet.kube.events import EventRecorder
 from slurmlet.kube.reflector import Reflector
 from slurmlet.model.partition_node import HubFacts
@@ -102,14 +103,8 @@ class _Stopped(Exception):
 
 
 def _api(settings: Settings, counts: Counts, at_once: int = AT_ONCE) -> ApiClient:
-    return ApiClient(
-        settings.api_url,
-        settings.pki("ca.crt"),
-        settings.pki("hub.crt"),
-        settings.pki("hub.key"),
-        counts.api_answered,
-        at_once,
-    )
+    files = (settings.pki(name) for name in ("ca.crt", "hub.crt", "hub.key"))
+    return ApiClient(by_certificate(settings.api_url, *files), counts.api_answered, at_once)
 
 
 async def _wait_for_api(client: ApiClient) -> None:

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import aiohttp
+from yarl import URL
 
 from slurmlet.base.errors import SlurmletError
+from slurmlet.kube.credentials import Credentials, Token
 
 Obj = dict[str, Any]
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
+# JSON is YAML.
+_APPLY = "application/apply-patch+yaml"
 # What to accept to get objects without their contents.
 METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
@@ -42,7 +44,7 @@ class ApiError(SlurmletError):
 
 
 class ApiClient:
-    """One user of the API server, known by its client certificate.
+    """One user of one API server (kube/credentials says how it proves itself).
 
     `at_once`: more requests than this wait here, in their order. A server that has only a share of a busy host works off
     what it was given all at the same time, and somebody's `kubectl exec` would stand behind a whole burst of pods.
@@ -50,24 +52,23 @@ class ApiClient:
 
     def __init__(
         self,
-        server: str,
-        ca: Path,
-        certificate: Path,
-        key: Path,
+        credentials: Credentials,
         on_answer: Callable[[str, int], None] = lambda _method, _status: None,
         at_once: int = AT_ONCE,
     ) -> None:
-        self._server = server
+        server = URL(credentials.server)
+        self._origin, self._prefix = server.origin(), server.path.rstrip("/")
+        self._server_name = credentials.server_name or None
         self._slots = asyncio.Semaphore(at_once)
         self._unsent: dict[str, asyncio.Task[Obj]] = {}  # reads that still wait for a slot
         self._on_answer = on_answer
-        self._ssl = ssl.create_default_context(cafile=str(ca))
-        self._ssl.load_cert_chain(str(certificate), str(key))
+        self._ssl = credentials.ssl_context()
+        self._token = Token(credentials) if credentials.has_token else None
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> ApiClient:
         self._session = aiohttp.ClientSession(
-            base_url=self._server,
+            base_url=self._origin,
             connector=aiohttp.TCPConnector(ssl=self._ssl, limit=0),
             timeout=aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S),
             headers={"Accept": "application/json", "User-Agent": "slurmlet-hub"},
@@ -104,6 +105,14 @@ class ApiClient:
     async def patch(self, path: str, change: Mapping[str, Any], kind: str = MERGE) -> Obj:
         return await self._request("PATCH", path, body=change, content_type=kind)
 
+    async def apply(self, path: str, obj: Mapping[str, Any], manager: str, *, force: bool = False) -> Obj:
+        """Server-side apply: make or change the object so that it has these fields, and be known as their manager.
+
+        A field that another manager set differently is a conflict (409), unless it is taken over by `force`.
+        """
+        query = {"fieldManager": manager, "force": "true" if force else "false"}
+        return await self._request("PATCH", path, query=query, body=obj, content_type=_APPLY)
+
     async def patch_latest(
         self, path: str, change: Callable[[], Mapping[str, Any] | None], kind: str = MERGE
     ) -> Obj | None:
@@ -124,9 +133,15 @@ class ApiClient:
         query = {**query, "watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": str(WATCH_S)}
         timeout = aiohttp.ClientTimeout(total=WATCH_S + 60, sock_connect=10)
         try:
-            headers = {"Accept": accept} if accept else {}
-            async with self._session.get(path, params=query, timeout=timeout, headers=headers) as response:
+            async with self._session.get(
+                self._prefix + path,
+                params=query,
+                timeout=timeout,
+                headers=await self._headers(accept),
+                server_hostname=self._server_name,
+            ) as response:
                 if response.status != 200:
+                    self._check_token(response.status)
                     raise await _error(response)
                 # Lines can be far longer than a StreamReader's limit, so they are cut here.
                 rest = b""
@@ -163,21 +178,56 @@ class ApiClient:
         content_type: str,
         accept: str,
     ) -> Obj:
+        again = self._token is not None and self._token.can_change
+        while True:
+            try:
+                return await self._ask(method, checked_path(path), query, body, content_type, accept)
+            except ApiError as error:
+                # The token may have been replaced since it was read: one more try with what the file says now.
+                if error.status != 401 or not again:
+                    raise
+                again = False
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None,
+        body: Mapping[str, Any] | None,
+        content_type: str,
+        accept: str,
+    ) -> Obj:
         assert self._session is not None
         data = None if body is None else json.dumps(body).encode()
-        headers = {"Content-Type": content_type} if data is not None else {}
-        if accept:
-            headers["Accept"] = accept
+        headers = await self._headers(accept)
+        if data is not None:
+            headers["Content-Type"] = content_type
         try:
             async with self._session.request(
-                method, checked_path(path), params=query or None, data=data, headers=headers
+                method,
+                self._prefix + path,
+                params=query or None,
+                data=data,
+                headers=headers,
+                server_hostname=self._server_name,
             ) as response:
                 self._on_answer(method, response.status)
                 if response.status >= 400:
+                    self._check_token(response.status)
                     raise await _error(response)
                 return _lean(json.loads(await response.read()))
         except (aiohttp.ClientError, TimeoutError) as error:
             raise ApiError(0, f"{method} {path}: {str(error) or type(error).__name__}") from error
+
+    async def _headers(self, accept: str) -> dict[str, str]:
+        headers = {"Accept": accept} if accept else {}
+        if self._token is not None:
+            headers["Authorization"] = f"Bearer {await self._token.value()}"
+        return headers
+
+    def _check_token(self, status: int) -> None:
+        if status == 401 and self._token is not None:
+            self._token.refused()
 
 
 def _lean(obj: Obj) -> Obj:
