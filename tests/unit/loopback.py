@@ -52,6 +52,7 @@ class Api:
     url: str
     requests: list[tuple[str, str, dict[str, str], Any]] = field(default_factory=list)
     routes: dict[tuple[str, str], list[Obj | int | Handler]] = field(default_factory=dict)
+    collections: dict[str, Stored] = field(default_factory=dict)
 
     def on(self, method: str, path: str, *answers: Obj | int | Handler) -> None:
         self.routes[method, path] = list(answers)
@@ -64,9 +65,13 @@ class Api:
         self.requests.append(
             (request.method, request.path, dict(request.query), json.loads(text) if text else None)
         )
-        answers = self.routes.get((request.method, request.path)) or self.routes.get(
-            (request.method, "*"), [404]
-        )
+        answers = self.routes.get((request.method, request.path))
+        if not answers:
+            for path, stored in self.collections.items():
+                if request.path == path or request.path.startswith(f"{path}/"):
+                    status, body = stored.answer(request.method, request.path, self.requests[-1][3])
+                    return web.json_response(body, status=status)
+            answers = self.routes.get((request.method, "*"), [404])
         answer = answers.pop(0) if len(answers) > 1 else answers[0]
         if isinstance(answer, int):
             status = {
@@ -95,6 +100,60 @@ def watching(*events: Obj | bytes, then: str = "end") -> Handler:
         return response
 
     return handler
+
+
+class Stored:
+    """A collection that is really kept: create, get, merge patch with conflicts. What is scripted for a path goes first."""
+
+    def __init__(self, api: Api, path: str) -> None:
+        self.objects: dict[str, Obj] = {}
+        self._version = 0
+        self._path = path
+        api.collections[path] = self
+
+    def put(self, obj: Obj) -> Obj:
+        self._version += 1
+        metadata = {**obj["metadata"], "resourceVersion": str(self._version)}
+        metadata.setdefault("uid", f"uid-{metadata['name']}")
+        stored = self.objects[metadata["name"]] = {**obj, "metadata": metadata}
+        return stored
+
+    def answer(self, method: str, path: str, body: Any) -> tuple[int, Obj]:
+        name = path.removeprefix(self._path).strip("/").partition("/")[0]
+        if method == "POST":
+            return self._refusal(409) if body["metadata"]["name"] in self.objects else (201, self.put(body))
+        if not name:
+            return 200, {
+                "metadata": {"resourceVersion": str(self._version)},
+                "items": [*self.objects.values()],
+            }
+        known = self.objects.get(name)
+        if known is None:
+            return self._refusal(404)
+        if method == "DELETE":
+            return 200, self.objects.pop(name)
+        if method == "PATCH":
+            version = (body.get("metadata") or {}).get("resourceVersion")
+            if version not in (None, known["metadata"]["resourceVersion"]):
+                return self._refusal(409)
+            known = self.put(merge(known, body))
+        return 200, known
+
+    def _refusal(self, code: int) -> tuple[int, Obj]:
+        return code, {"kind": "Status", "message": f"answer {code}", "reason": f"Reason{code}", "code": code}
+
+
+def merge(old: Any, change: Any) -> Any:
+    """RFC 7386."""
+    if not isinstance(change, dict):
+        return change
+    new = dict(old) if isinstance(old, dict) else {}
+    for name, value in change.items():
+        if value is None:
+            new.pop(name, None)
+        else:
+            new[name] = merge(new.get(name), value)
+    return new
 
 
 @asynccontextmanager

@@ -89,7 +89,7 @@ class WebhookServer:
             raw = await request.read()
             try:
                 review = _review(json.loads(raw))
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
                 return web.Response(status=400, text=f"no AdmissionReview of {_VERSION}: {error!r}")
             try:
                 async with asyncio.timeout(self._timeout_s):
