@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurmlet.base.addressing import LOOPBACK, free_port
+from slurmlet.base.host_addresses import LOOPBACK, free_port
 from slurmlet.base.layout import ClusterFiles
 from slurmlet.controlplane import components, pki
-from slurmlet.controlplane.config import ClusterConfig
+from slurmlet.controlplane.cluster_config import ClusterConfig
 from slurmlet.kube.client import ApiClient, ApiError
 from slurmlet.kube.credentials import Credentials, by_certificate
-from slurmlet.upstream import locating
+from slurmlet.upstream import binaries as upstream
 
 READY_S = 60.0
 
@@ -41,7 +41,7 @@ class ControlPlane:
 
 @contextlib.contextmanager
 def control_plane(root: Path) -> Iterator[ControlPlane]:
-    binaries = locating.ensure(["etcd", "kube-apiserver"], download=False, build=False)
+    binaries = upstream.ensure(["etcd", "kube-apiserver"], download=False, build=False)
     files, config = ClusterFiles(root), _config()
     pki.ensure(files.pki, pki.leaves("localhost", [], config.service_range))
     files.etcd.mkdir()

@@ -14,7 +14,7 @@ from typing import Any, Generic
 
 from slurmlet.base.errors import SlurmletError
 from slurmlet.kube.client import ApiClient
-from slurmlet.kube.reflecting import Reflector
+from slurmlet.kube.reflector import Reflector
 from slurmlet.kube.work_queue import Backoff, Key, WorkQueue
 
 log = logging.getLogger(__name__)
