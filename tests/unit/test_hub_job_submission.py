@@ -67,7 +67,7 @@ def test_a_pod_is_submitted_with_all_its_runner_needs(settings: Settings) -> Non
     slurm, files = FakeSlurm(), settings.files.pod(UID)
 
     def at_sbatch() -> None:
-        assert set(read_json(files.job)) == {"intent_at", "name"}, "the intent is on disk before sbatch runs"
+        assert set(read_json(files.job)) == {"intent_at"}, "the intent is on disk before sbatch runs"
         assert files.credential.stat().st_mode & 0o777 == 0o600
         assert files.root.stat().st_mode & 0o777 == 0o700
 
@@ -145,7 +145,7 @@ def test_when_slurm_is_away_the_intent_stays_for_the_next_attempt(settings: Sett
     async def scenario(submitter: Submitter) -> None:
         with pytest.raises(SlurmError):
             await submitter.submit(UID, submitter.request(POD, "batch"))
-        assert set(read_json(settings.files.pod(UID).job)) == {"intent_at", "name"}
+        assert set(read_json(settings.files.pod(UID).job)) == {"intent_at"}
         # It had come through after all: the answer was lost, not the job.
         slurm.queue = [make_job("77")]
         assert (await submitter.submit(UID, submitter.request(POD, "batch"))).job_id == "77"
@@ -225,7 +225,7 @@ def test_a_job_whose_comment_a_site_rewrote_is_found_by_its_name(settings: Setti
     submit_with(settings, slurm, dies)
     slurm.hooks.clear()
     (spec,) = slurm.submitted
-    other = replace(make_job("70", state="RUNNING"), comment="site policy", name="p.ns.default.other")
+    other = replace(make_job("70", state="RUNNING"), comment="site policy", name="p.ns.default.cafebabe.u-1")
     slurm.queue = [other, replace(make_job("77", state="PENDING"), comment="site policy", name=spec.name)]
 
     async def comes_back(submitter: Submitter) -> None:

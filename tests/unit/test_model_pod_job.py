@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 
 from slurmlet.base.errors import RefusedPod
-from slurmlet.model.pod_job import JobPlace, comment, job_request, uid_of
+from slurmlet.model.ids import JobId
+from slurmlet.model.pod_job import JobPlace, comment, job_name, job_request, uid_of
+from slurmlet.model.pool import node_of
+from slurmlet.model.slurm_values import Job
 from slurmlet.slurm.command_options import sbatch_words
 
 UID = "0b5e4c2a-7c1f-4d57-9d2c-3f2d5b6a7e01"
@@ -43,7 +46,7 @@ def test_the_whole_call_for_a_plain_pod() -> None:
         "--no-requeue",
         f"--output=/home/user1/.slurmlet/default/pods/{UID}/job.log",
         "--open-mode=append",
-        "--job-name=web-0.shop.default.0b5e4c2a",
+        f"--job-name=web-0.shop.default.deadbeef.{UID}",
         f"--comment=slurmlet:deadbeef:{UID} cluster=default pod=shop/web-0",
         "--export=ALL",
         f"--chdir=/home/user1/.slurmlet/default/pods/{UID}",
@@ -185,7 +188,32 @@ def test_percent_signs_are_no_file_name_pattern() -> None:
     ],
 )
 def test_a_job_is_known_by_the_first_word_of_its_comment(text: str, uid: str | None) -> None:
-    assert uid_of("deadbeef", text) == uid
+    assert uid_of("deadbeef", job_with(comment=text)) == uid
+
+
+def job_with(comment: str = "site policy", name: str = "") -> Job:
+    return Job(JobId("1"), "RUNNING", "", "", "batch", comment, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "uid"),
+    [
+        (job_name("web-0.shop.default", "deadbeef", UID), UID),
+        (job_name("web-0.shop.default", "cafebabe", UID), None),
+        (job_name("default", "deadbeef", "pool-0a1b2c"), None),
+        (f"deadbeef.{UID}", None),
+        ("web-0.shop.default.deadbeef.", None),
+        ("", None),
+    ],
+)
+def test_a_job_whose_comment_was_rewritten_is_known_by_its_name(name: str, uid: str | None) -> None:
+    assert uid_of("deadbeef", job_with(name=name)) == uid
+
+
+def test_a_node_whose_comment_was_rewritten_is_known_by_its_name() -> None:
+    assert node_of("deadbeef", job_with(name=job_name("default", "deadbeef", "pool-0a1b2c"))) == "pool-0a1b2c"
+    assert node_of("deadbeef", job_with(name=job_name("web-0.shop.default", "deadbeef", UID))) == ""
+    assert node_of("cafebabe", job_with(name=job_name("default", "deadbeef", "pool-0a1b2c"))) == ""
 
 
 def test_a_pod_that_does_not_say_starts_as_its_cluster_does() -> None:

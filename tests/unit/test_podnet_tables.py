@@ -102,8 +102,12 @@ def test_a_client_with_affinity_keeps_its_backend_until_it_was_away_too_long() -
     # The same Service again, with one backend more: those that are there stay chosen.
     made.apply({"services": {f"{DNS} tcp 53": target([OTHER, 99, ""], *backends, affinity_s=10)}})
     assert made.route(TCP, number(DNS), 53) == first
-    clock.now_s += 11
-    assert made.route(TCP, number(DNS), 53) != first
+    # Chosen anew, by chance: the same one every time is out of the question.
+    chosen = set()
+    for _ in range(20):
+        clock.now_s += 11
+        chosen.add(made.route(TCP, number(DNS), 53))
+    assert len(chosen) > 1
 
 
 def test_a_backend_that_is_gone_is_left_by_its_client() -> None:

@@ -31,8 +31,7 @@ async def _live_jobs(cluster_id: str, slurm: Slurm) -> list[Job]:
     return [
         job
         for job in await slurm.jobs()
-        if (uid_of(cluster_id, job.comment) is not None or node_of(cluster_id, job.comment))
-        and holds_resources(job.state)
+        if (uid_of(cluster_id, job) is not None or node_of(cluster_id, job)) and holds_resources(job.state)
     ]
 
 

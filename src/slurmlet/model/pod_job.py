@@ -1,6 +1,7 @@
 """A pod as a Slurm job: name, comment, size, script. Pure; `hub/pods/job_submission` hands the result to Slurm.
 
-The comment's first word is the key by which a job is found again: `slurmlet:<cluster id>:<pod uid>`.
+The comment's first word is the key by which a job is found again: `slurmlet:<cluster id>:<pod uid>`. The end of its name
+is the same key, for sites whose plugins rewrite comments.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from slurmlet.model import quantities, sbatch_options
 from slurmlet.model.ids import PodUid
 from slurmlet.model.launch_mode import AUTO, BATCH, LAUNCH_ANNOTATION, launch_of
 from slurmlet.model.pod_resources import pod_requests
-from slurmlet.model.slurm_values import JobSpec, Option
+from slurmlet.model.slurm_values import Job, JobSpec, Option
 
 MARK = "slurmlet"
+# What names of nodes begin with that have a job; a UID never does.
+NODE_PREFIXES = ("pool-", "gang-")
 JOB_ID_ANNOTATION = f"{sbatch_options.PREFIX}job-id"
 HOST_ANNOTATION = f"{sbatch_options.PREFIX}host"
 # Written by the hub, so not a typing error of the user's.
@@ -62,16 +65,25 @@ def comment(cluster_id: str, uid: str, label: str = "") -> str:
     return f"{MARK}:{cluster_id}:{uid} {label}".rstrip()
 
 
-def job_name(metadata: Mapping[str, Any], cluster: str) -> str:
-    """For people, and to find the job again where a site rewrites comments: so no two pods have the same."""
-    return f"{metadata['name']}.{metadata['namespace']}.{cluster}.{metadata['uid'][:8]}"
+def job_name(label: str, cluster_id: str, key: str) -> str:
+    """For people first; its end is the key, for sites whose plugins rewrite comments."""
+    return f"{label}.{cluster_id}.{key}"
 
 
-def uid_of(cluster_id: str, job_comment: str) -> PodUid | None:
-    """The pod a job belongs to, or None for a job that is not of this cluster."""
-    words = job_comment.split(maxsplit=1)
+def key_in_name(cluster_id: str, name: str) -> str:
+    """What a job of this cluster is for, by its name: a pod's UID or a node; "" for jobs of others."""
+    words = name.rsplit(".", 2)
+    return words[2] if len(words) == 3 and words[1] == cluster_id else ""
+
+
+def uid_of(cluster_id: str, job: Job) -> PodUid | None:
+    """The pod a job belongs to, or None for a job that is not a pod's of this cluster."""
+    words = job.comment.split(maxsplit=1)
     parts = words[0].split(":") if words else []
-    return PodUid(parts[2]) if len(parts) == 3 and parts[:2] == [MARK, cluster_id] else None
+    if len(parts) == 3 and parts[:2] == [MARK, cluster_id]:
+        return PodUid(parts[2])
+    key = key_in_name(cluster_id, job.name)
+    return PodUid(key) if key and not key.startswith(NODE_PREFIXES) else None
 
 
 def job_request(pod: Mapping[str, Any], place: JobPlace) -> JobRequest:
@@ -88,7 +100,7 @@ def job_request(pod: Mapping[str, Any], place: JobPlace) -> JobRequest:
     asked = pod_requests(pod["spec"])
     memory_mb = quantities.ceil(asked.get("memory", Fraction(0)) / 2**20)
     spec = JobSpec(
-        name=job_name(metadata, place.cluster),
+        name=job_name(f"{name}.{namespace}.{place.cluster}", place.cluster_id, metadata["uid"]),
         script=_script(place),
         comment=comment(place.cluster_id, metadata["uid"], label),
         partition=place.partition,

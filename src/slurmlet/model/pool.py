@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurmlet.model.ids import JobId
+from slurmlet.model.pod_job import NODE_PREFIXES, key_in_name
 from slurmlet.model.sbatch_options import parse_words
-from slurmlet.model.slurm_values import Option
+from slurmlet.model.slurm_values import Job, Option
 
 MARK = "slurmlet-pool"
 RETIRING_ANNOTATION = "slurmlet.io/retiring"
@@ -118,7 +119,11 @@ def comment(cluster_id: str, node: str) -> str:
     return f"{MARK}:{cluster_id}:{node}"
 
 
-def node_of(cluster_id: str, job_comment: str) -> str:
-    """The pool node that a job is, or "" for another job."""
-    parts = job_comment.split(" ")[0].split(":")
-    return parts[2] if len(parts) == 3 and parts[:2] == [MARK, cluster_id] else ""
+def node_of(cluster_id: str, job: Job) -> str:
+    """The node that a job of this cluster's pool or of a gang serves; "" for all others."""
+    words = job.comment.split(maxsplit=1)
+    parts = words[0].split(":") if words else []
+    if len(parts) == 3 and parts[:2] == [MARK, cluster_id]:
+        return parts[2]
+    key = key_in_name(cluster_id, job.name)
+    return key if key.startswith(NODE_PREFIXES) else ""

@@ -41,5 +41,5 @@ def _allocations(cluster_id: str, jobs: Iterable[Job]) -> list[PoolJob]:
     return [
         PoolJob(job.job_id, node, job.state, job.left_s, job.limit_s, job.node_count, job.reason)
         for job in jobs
-        if (node := pool.node_of(cluster_id, job.comment)) and not is_over(job.state)
+        if (node := pool.node_of(cluster_id, job)) and not is_over(job.state)
     ]

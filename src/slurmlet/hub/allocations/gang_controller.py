@@ -28,6 +28,7 @@ from slurmlet.kube.reflector import Reflector
 from slurmlet.model import gangs, pool
 from slurmlet.model.ids import JobId
 from slurmlet.model.job_states import Stage, stage_of
+from slurmlet.model.pod_job import job_name
 from slurmlet.model.pool_jobs import PoolJob
 from slurmlet.model.slurm_values import JobSpec
 from slurmlet.slurm.interface import Slurm
@@ -198,8 +199,9 @@ class GangKeeper:
     async def _submit(self, key: str, pods: Sequence[Obj]) -> JobId:
         name, files = f"gang-{key}-{secrets.token_hex(3)}", self._settings.files
         first, namespace = files.node(f"{name}-0"), pods[0]["metadata"]["namespace"]
+        label = f"{gangs.name_of(pods[0])}.{namespace}.{self._settings.cluster}"
         spec = JobSpec(
-            name=f"{gangs.name_of(pods[0])}.{namespace}.{self._settings.cluster}",
+            name=job_name(label, self._settings.cluster_id, name),
             script=gangs.script(str(files.runner), str(files.nodes / name)),
             comment=pool.comment(self._settings.cluster_id, name),
             partition=gangs.partition_for(pods[0], self._partition_nodes()),

@@ -28,6 +28,7 @@ from slurmlet.model import pool
 from slurmlet.model.gangs import GANG
 from slurmlet.model.ids import JobId
 from slurmlet.model.job_states import Stage, stage_of
+from slurmlet.model.pod_job import job_name
 from slurmlet.model.pool import Member, PoolSpec
 from slurmlet.model.pool_jobs import PoolJob
 from slurmlet.model.slurm_values import JobSpec
@@ -131,7 +132,7 @@ class PoolKeeper:
         await asyncio.to_thread(self._authority.equip, files, name, NODE_NAME_PREFIX)
         argv = shlex.join(["python3", "-IS", str(self._settings.files.runner), "agent", str(files.root)])
         job = JobSpec(
-            name=f"{name}.{self._settings.cluster}",
+            name=job_name(self._settings.cluster, self._settings.cluster_id, name),
             script=f"#!/bin/sh\nunset SLURM_JWT\nexec {argv}\n",
             comment=pool.comment(self._settings.cluster_id, name),
             directory=str(files.root),

@@ -101,24 +101,17 @@ class JobWatch:
     # What is known
 
     def job(self, uid: PodUid) -> Job | None:
-        """The job of a pod that slurmctld remembers, by its comment."""
+        """The job of a pod that slurmctld remembers, by its comment or its name."""
         return self._jobs.get(uid)
 
     def by_id(self, job_id: JobId) -> Job | None:
         """Any job of this user's."""
         return self._by_id.get(job_id)
 
-    def named(self, name: str) -> Job | None:
-        """The oldest job of this name that is not over. For sites whose plugins rewrite comments."""
-        found = [
-            job for job in self._by_id.values() if job.name == name and not job_states.is_over(job.state)
-        ]
-        return min(found, key=lambda job: int(job.job_id), default=None)
-
     def owns(self, uid: PodUid, job_id: JobId) -> bool:
         """Whether Slurm's own record of the job names this pod."""
         job = self._by_id.get(job_id)
-        return job is not None and pod_job.uid_of(self._settings.cluster_id, job.comment) == uid
+        return job is not None and pod_job.uid_of(self._settings.cluster_id, job) == uid
 
     def all_jobs(self) -> dict[PodUid, Job]:
         return dict(self._jobs)
@@ -204,7 +197,7 @@ class JobWatch:
         by_id: dict[JobId, Job] = {}
         for job in listed:
             by_id[job.job_id] = job
-            uid = pod_job.uid_of(self._settings.cluster_id, job.comment)
+            uid = pod_job.uid_of(self._settings.cluster_id, job)
             # Should a pod ever have two jobs, the claim in its directory lets one of them run it. The one that is still
             # there counts, then the older one.
             if uid is None or job_states.never_placed(job):

@@ -78,9 +78,6 @@ class Submitter:
         """The pod's job as far as Slurm's newest list or our own note tells."""
         note = await asyncio.to_thread(read_json, self._settings.files.pod(uid).job) or {}
         job = self._watch.job(uid)
-        if job is None and not note.get("job_id") and note.get("name"):
-            # A plugin of the site may have rewritten its comment.
-            job = self._watch.named(note["name"])
         if job is not None and job.job_id not in note.get("not", ()):
             return job.job_id
         return JobId(note["job_id"]) if note.get("job_id") else None
@@ -108,7 +105,7 @@ class Submitter:
         at_once, why = False, ""
         if self._launcher is not None:
             at_once, why = self._launcher.chooses(request, looks_free)
-        await asyncio.to_thread(self._prepare, files, uid, request, at_once)
+        await asyncio.to_thread(self._prepare, files, uid, at_once)
         if at_once:
             job_id, why = await self._launch(files, uid, request)
             if job_id is not None:
@@ -161,10 +158,9 @@ class Submitter:
         """The pod is gone."""
         self._gate.gave_up(uid)
 
-    def _prepare(self, files: PodFiles, uid: PodUid, request: JobRequest, at_once: bool) -> None:
+    def _prepare(self, files: PodFiles, uid: PodUid, at_once: bool) -> None:
         self._authority.equip(files, uid)
-        note = {**(read_json(files.job) or {}), "name": request.spec.name}
-        write_json(files.job, {"intent_at": rfc3339(), **_lane(at_once), **_kept(note)})
+        self._intend(files, at_once)
 
     def _intend(self, files: PodFiles, at_once: bool) -> None:
         note = read_json(files.job) or {}
@@ -181,8 +177,8 @@ def _lane(at_once: bool) -> dict[str, str]:
 
 
 def _kept(note: Mapping[str, Any]) -> dict[str, Any]:
-    """What every later note keeps of an earlier one: the job's name, and jobs in which the pod could not begin."""
-    return {key: note[key] for key in ("name", "not") if note.get(key)}
+    """What every later note keeps of an earlier one: jobs in which the pod could not begin."""
+    return {"not": note["not"]} if note.get("not") else {}
 
 
 def _remedy(request: JobRequest) -> str:
