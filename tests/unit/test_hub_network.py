@@ -70,6 +70,16 @@ def test_addresses_go_round_and_are_not_given_again_soon(tmp_path: Path) -> None
     assert given == ["10.1.0.2", "10.1.0.3", "10.1.0.4", "10.1.0.5", "10.1.0.6", "10.1.0.2", "10.1.0.3"]
 
 
+def test_addresses_are_marked_beside_the_loop_before_they_are_needed(tmp_path: Path) -> None:
+    made = Addresses("10.1.0.0/16", tmp_path / "mark")
+    assert made.nearly_used
+    made.mark_ahead()
+    (tmp_path / "mark").unlink()
+    given = [made.give(PodUid(f"a-{number}")) for number in range(100)]
+    assert not (tmp_path / "mark").exists(), "nothing is written by whoever needs an address"
+    assert len(set(given)) == 100
+
+
 def test_a_pod_keeps_its_address_and_nobody_else_gets_it(tmp_path: Path) -> None:
     made = Addresses("10.1.0.0/29", tmp_path / "mark")
     first = made.give(ONE)

@@ -9,6 +9,7 @@ import resource
 import signal
 from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable, Coroutine, Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ async def serve(directory: Path) -> None:
     # Leases must not wait behind a burst of pods: nodes have a client of their own.
     async with _api(settings, counts, settings.requests_at_once) as client, _api(settings, counts) as prompt:
         slurm = CountedSlurm(CommandSlurm(), counts)
-        version, _ = await asyncio.gather(_slurm_version(slurm), _wait_for_api(client))
+        version, _ = await asyncio.gather(_slurm_version(slurm), wait_for_api(client))
         await dns_rbac.grant(client)
         async with asyncio.TaskGroup() as tasks:
             hub = _Hub(settings, client, prompt, counts, slurm, version, tasks)
@@ -107,12 +108,20 @@ def _api(settings: Settings, counts: Counts, at_once: int = AT_ONCE) -> ApiClien
     return ApiClient(by_certificate(settings.api_url, *files), counts.api_answered, at_once)
 
 
-async def _wait_for_api(client: ApiClient) -> None:
+async def wait_for_api(client: ApiClient) -> None:
+    """Until it answers. Raises ApiError when it does not take our certificate: waiting does not help then."""
+    told = ""
     while True:
         try:
             await client.get("/api/v1/nodes", limit="1")
             return
-        except ApiError:
+        except ApiError as error:
+            if error.status == HTTPStatus.UNAUTHORIZED:
+                error.hint = "The hub's certificate is not of this cluster's authority. Run: slurmlet up"
+                raise
+            if error.message != told:
+                told = error.message
+                log.info("waiting for the API server: %s", told)
             await asyncio.sleep(_API_PATIENCE_S)
 
 

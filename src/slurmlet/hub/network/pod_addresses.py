@@ -85,8 +85,18 @@ class Addresses:
         if self._next >= self._end:
             self._next = self._limit = _FIRST
         if self._next == self._limit:
-            self._limit = min(self._next + self._stride, self._end)
-            following = self._limit if self._limit < self._end else _FIRST
-            write_json(self._mark, {"range": str(self._network), "next": following})
+            self.mark_ahead()
         self._next += 1
         return self._next - 1
+
+    @property
+    def nearly_used(self) -> bool:
+        """Whether it is time to mark more as given, before one that is not marked is needed."""
+        return self._limit - self._next <= self._stride // 2
+
+    def mark_ahead(self) -> None:
+        """Write down that the next addresses may be given. Blocks on the shared file system. Raises OSError."""
+        limit = min(self._limit + self._stride, self._end)
+        following = limit if limit < self._end else _FIRST
+        write_json(self._mark, {"range": str(self._network), "next": following})
+        self._limit = limit

@@ -121,6 +121,11 @@ class Network:
     def pods_synced(self) -> None:
         self._pods_synced.set()
 
+    async def prepare_address(self) -> None:
+        """Before `address`: does its writing beside the event loop, which a stalled file system would stop."""
+        if self._addresses.nearly_used:
+            await asyncio.to_thread(self._addresses.mark_ahead)
+
     def address(self, pod: Obj) -> str:
         """The pod's own address, now if it has none yet. Raises NoAddressLeft."""
         uid = PodUid(pod["metadata"]["uid"])

@@ -107,6 +107,7 @@ class PodPlanner:
         network = self._network
         if network is None or state.place is None:
             return
+        await network.prepare_address()
         # Where encryption was asked for, nobody may connect past it.
         if joins_from_host(state.pod) and network.cluster.tls is None:
             state.place = replace(state.place, overlay_ip=network.address(state.pod))
