@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 # Present when this very checkout's environment holds what the lock asks for; a warm `make setup` looks no further.
 STAMP := $(VENV)/.holds-$(shell { cat requirements-dev.lock pyproject.toml; echo '$(CURDIR)'; } | sha256sum | cut -c1-16)
 
-.PHONY: help setup demo test unit e2e conformance lint format lock wheel clean packages
+.PHONY: help setup demo test unit e2e conformance lint format protocol lock wheel clean packages
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -49,6 +49,9 @@ format: $(STAMP) ## Put every Python file into the house's format
 
 wheel: $(STAMP) ## Build dist/slurmlet-*.whl
 	@$(BIN)/python -m build --wheel --no-isolation --outdir dist .
+
+protocol: $(STAMP) ## Write docs/protocol.md from the types in src/slurmlet/protocol
+	@$(BIN)/python tests/unit/protocol_page.py
 
 lock: $(STAMP) ## Resolve the dependencies anew into requirements*.lock
 	@[ -x $(BIN)/uv ] || $(BIN)/python -m pip install --quiet uv

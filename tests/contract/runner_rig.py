@@ -126,10 +126,10 @@ class Rig:
         if kind == "hello":
             self.hellos.append(message)
             if not message["has_pod"]:
-                self.send(wire.control("pod", pod=self.plan))
+                self.send(wire.control({"type": "pod", "pod": self.plan}))
         elif kind in ("report", "bye"):
             (self.reports if kind == "report" else self.byes).append(message["report"])
-            self.send(wire.control("ack", seq=message["seq"]))
+            self.send(wire.control({"type": "ack", "seq": message["seq"]}))
         elif kind == "event":
             self.events.append(message)
 
@@ -200,7 +200,7 @@ class Rig:
         with self.changed:
             self._next_stream += 1
             stream = self.streams[self._next_stream] = HubStream(self, self._next_stream)
-        self.send(wire.control("open", stream=stream.number, what=what, **fields))
+        self.send(wire.control({"type": "open", "stream": stream.number, "what": what, **fields}))
         return stream
 
     def execute(

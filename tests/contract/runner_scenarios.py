@@ -249,7 +249,7 @@ def hostile_sub_path(rig: Rig) -> None:
     rig.start(plan)
     rig.wait(lambda: rig.container("main").get("reason") == "CreateContainerConfigError", "a config error")
     assert "leads out" in rig.container("main")["message"], rig.container("main")
-    rig.send(wire.control("stop", grace_s=0, reason="test"))
+    rig.send(wire.control({"type": "stop", "grace_s": 0, "reason": "test"}))
     rig.wait(lambda: rig.byes, "bye")
 
 
@@ -267,7 +267,7 @@ def restarts(rig: Rig) -> None:
     assert rig.events[-1]["reason"] == "BackOff"
     assert rig.logs("main") == b"run\n"
     assert rig.logs("main", previous=True) == b"run\n"
-    rig.send(wire.control("stop", grace_s=1, reason="deleted"))
+    rig.send(wire.control({"type": "stop", "grace_s": 1, "reason": "deleted"}))
     rig.wait(lambda: rig.byes, "bye")
     assert rig.exit_code() != 0
 
@@ -338,7 +338,7 @@ def exec_plain(rig: Rig) -> None:
         stream.grant()
     stream.wait_closed()
     assert len(stream.out) == 2000000
-    rig.send(wire.control("stop", grace_s=0, reason="test"))
+    rig.send(wire.control({"type": "stop", "grace_s": 0, "reason": "test"}))
     done(rig, 137)
 
 
@@ -361,7 +361,7 @@ def exec_tty(rig: Rig) -> None:
     stream.send(wire.STDIN, b"exit 5\n")
     stream.wait_closed()
     assert stream.status == {"exit_code": 5}, stream.status
-    rig.send(wire.control("stop", grace_s=0, reason="test"))
+    rig.send(wire.control({"type": "stop", "grace_s": 0, "reason": "test"}))
     done(rig, 137)
 
 
@@ -374,7 +374,7 @@ def stop(rig: Rig) -> None:
     rig.wait_state("main", "running")
     time.sleep(0.3)
     began_s = time.monotonic()
-    rig.send(wire.control("stop", grace_s=1, reason="deleted"))
+    rig.send(wire.control({"type": "stop", "grace_s": 1, "reason": "deleted"}))
     report = done(rig, 137)
     assert 0.9 < time.monotonic() - began_s < 4
     assert report["containers"]["main"]["exit_code"] == 0
@@ -467,7 +467,7 @@ def shared_pids(rig: Rig) -> None:
     text = log_text(rig)
     assert "sleep 47" in text, text
     assert "etc" not in text, text
-    rig.send(wire.control("stop", grace_s=0, reason="test"))
+    rig.send(wire.control({"type": "stop", "grace_s": 0, "reason": "test"}))
     done(rig, 137)
 
 

@@ -266,9 +266,9 @@ def test_frames_are_made_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
     real = wire.control
 
-    def counted(kind: str, **fields: Any) -> bytes:
-        made.append("policy" if "policy" in fields else "tables")
-        return real(kind, **fields)
+    def counted(message: Any) -> bytes:
+        made.append("policy" if "policy" in message else "tables")
+        return real(message)
 
     monkeypatch.setattr("slurmlet.hub.network.table_board.wire.control", counted)
 

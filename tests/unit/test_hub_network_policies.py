@@ -193,7 +193,7 @@ async def _named_port(rig: Rig, to: list[Obj]) -> None:
     ports = [{"name": "sql", "containerPort": 5432}]
     rig.pod("far/db", "10.244.0.2", spec={"containers": [{"name": "a", "ports": ports}]})
     assert await rig.heard() == {"db", "web"}
-    assert rig.of("web")["egress"] == [{"peers": [["10.244.0.2/32", []]], "ports": [[6, 5432, 5432]]}]
+    assert rig.of("web")["egress"] == [{"peers": [("10.244.0.2/32", [])], "ports": [(6, 5432, 5432)]}]
 
 
 @scenario

@@ -30,6 +30,12 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     return make_settings(root)
 
 
+def control(type_: str, **fields: Any) -> bytes:
+    """As a runner would, or one that says whatever it likes."""
+    message: Any = {"type": type_, **fields}
+    return wire.control(message)
+
+
 class Hub:
     """A link server that writes down what happens."""
 
@@ -62,8 +68,8 @@ class Runner:
         await self.writer.drain()
 
     async def hello(self, **fields: Any) -> None:
-        given = {"protocol": wire.PROTOCOL, "pod_uid": UID, "has_pod": False, "host": "c1", "report": None}
-        await self.send(wire.control("hello", **{**given, **fields}))
+        given = {"protocol": wire.MAJOR, "pod_uid": UID, "has_pod": False, "host": "c1", "report": None}
+        await self.send(control("hello", **{**given, **fields}))
 
     async def frame(self) -> wire.Frame:
         header = await self.reader.readexactly(wire.HEADER_BYTES)
@@ -186,10 +192,10 @@ def test_our_own_certificates_that_name_no_pod_are_refused(settings: Settings, t
 @pytest.mark.parametrize(
     "greeting",
     [
-        wire.control("hello", protocol=wire.PROTOCOL, pod_uid="another-pod"),
-        wire.control("hello", protocol=wire.PROTOCOL),
-        wire.control("hello", protocol=wire.PROTOCOL + 1, pod_uid=UID),
-        wire.control("report", protocol=wire.PROTOCOL, pod_uid=UID),
+        control("hello", protocol=wire.MAJOR, pod_uid="another-pod"),
+        control("hello", protocol=wire.MAJOR),
+        control("hello", protocol=wire.MAJOR + 1, pod_uid=UID),
+        control("report", protocol=wire.MAJOR, pod_uid=UID),
         wire.data(1, wire.STDOUT, b"x"),
         wire.pack(wire.CONTROL, 0, b"no json"),
         wire.pack(wire.CONTROL, 0, b"\xff\xfe"),
@@ -226,9 +232,9 @@ def test_a_caller_that_says_nothing_is_let_go(
 
 def test_control_messages_go_both_ways(settings: Settings, tmp_path: Path) -> None:
     async def scenario(hub: Hub, runner: Runner, link: RunnerLink) -> None:
-        await runner.send(wire.control("report", seq=1, report={"phase": "Running"}))
+        await runner.send(control("report", seq=1, report={"phase": "Running"}))
         # Two in one piece, the second cut in two
-        pieces = wire.control("event", reason="A") + wire.control("event", reason="B")
+        pieces = control("event", reason="A") + control("event", reason="B")
         await runner.send(pieces[:-5])
         await runner.send(pieces[-5:])
         await until(lambda: len(hub.messages) == 3)
@@ -294,7 +300,7 @@ def test_closing_a_stream_tells_the_runner_once_and_later_bytes_are_dropped(
         await link.tell("ack", seq=1)
         assert await runner.frame() == wire.Frame(wire.CLOSE, 1, b"")
         assert (await runner.frame()).kind == wire.CONTROL
-        await runner.send(wire.data(1, wire.STDOUT, b"late") + wire.control("report", seq=2, report={}))
+        await runner.send(wire.data(1, wire.STDOUT, b"late") + control("report", seq=2, report={}))
         await until(lambda: hub.messages)
         assert stream._incoming.empty()
 

@@ -35,5 +35,5 @@ def test_the_part_of_a_plan() -> None:
     assert network_plan({"spec": spec}, NETWORK, "10.244.0.7", policy) == {
         "ip": "10.244.0.7", "pod_range": "10.244.0.0/16", "service_range": "10.96.0.0/16", "key": "ab" * 32,
         "node": "batch", "gateway": "10.244.0.1", "policy": policy, "tls": None, "from_host": False,
-        "host_ports": [["tcp", "", 8080, 80], ["udp", "192.0.2.5", 53, 53], ["tcp", "", 9, 9]],
+        "host_ports": [("tcp", "", 8080, 80), ("udp", "192.0.2.5", 53, 53), ("tcp", "", 9, 9)],
     }  # fmt: skip

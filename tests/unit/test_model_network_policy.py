@@ -207,8 +207,8 @@ def test_all_pods_of_all_namespaces_are_one_range_and_not_the_world_behind_the_g
         "egress": [{"to": [{"namespaceSelector": {}}]}],
     }
     found = resolved(DB, spec)
-    assert found["ingress"] == [{"peers": [["10.244.0.0/16", ["10.244.0.1/32"]]], "ports": None}]
-    assert found["egress"] == [{"peers": [["10.244.0.0/16", []]], "ports": None}]
+    assert found["ingress"] == [{"peers": [("10.244.0.0/16", ["10.244.0.1/32"])], "ports": None}]
+    assert found["egress"] == [{"peers": [("10.244.0.0/16", [])], "ports": None}]
 
 
 def test_the_usual_rule_for_dns_reaches_the_cluster_s_dns() -> None:
@@ -247,7 +247,7 @@ class TestPorts:
         assert not says(rules, "192.0.2.1", TCP, 1)
 
     def test_tcp_is_meant_where_nothing_is_said(self) -> None:
-        assert self.ingress({"port": 80}) == [{"peers": None, "ports": [[TCP, 80, 80]]}]
+        assert self.ingress({"port": 80}) == [{"peers": None, "ports": [(TCP, 80, 80)]}]
 
     def test_a_range(self) -> None:
         rules = self.ingress({"port": 32000, "endPort": 32768})
@@ -260,9 +260,9 @@ class TestPorts:
         assert not says(self.ingress({"port": 80}), "192.0.2.1", ICMP, 0)
 
     def test_a_name_is_the_pod_s_own(self) -> None:
-        assert self.ingress({"port": "sql"}) == [{"peers": None, "ports": [[TCP, 5432, 5432]]}]
+        assert self.ingress({"port": "sql"}) == [{"peers": None, "ports": [(TCP, 5432, 5432)]}]
         assert self.ingress({"port": "stats", "protocol": "UDP"}) == [
-            {"peers": None, "ports": [[UDP, 8125, 8125]]}
+            {"peers": None, "ports": [(UDP, 8125, 8125)]}
         ]
 
     def test_a_name_of_another_protocol_or_of_nothing_lets_nothing_in(self) -> None:
@@ -276,7 +276,7 @@ class TestPorts:
         ]
         obj = {**DB, "spec": {**DB["spec"], "initContainers": init}}
         ports = [{"port": "side"}, {"port": "once"}]
-        assert resolved(obj, {"ingress": [{"ports": ports}]})["ingress"][0]["ports"] == [[TCP, 9, 9]]
+        assert resolved(obj, {"ingress": [{"ports": ports}]})["ingress"][0]["ports"] == [(TCP, 9, 9)]
 
     def test_a_name_in_egress_is_each_destination_s(self) -> None:
         to = [{"namespaceSelector": expression("team", "Exists")}]
@@ -284,8 +284,8 @@ class TestPorts:
             FRONT, {"policyTypes": ["Egress"], "egress": [{"to": to, "ports": [{"port": "sql"}]}]}
         )
         assert rules["egress"] == [
-            {"peers": [["10.244.0.6/32", []]], "ports": [[TCP, 3306, 3306]]},
-            {"peers": [["10.244.0.5/32", []]], "ports": [[TCP, 5432, 5432]]},
+            {"peers": [("10.244.0.6/32", [])], "ports": [(TCP, 3306, 3306)]},
+            {"peers": [("10.244.0.5/32", [])], "ports": [(TCP, 5432, 5432)]},
         ]
 
     def test_a_name_beside_a_number(self) -> None:

@@ -69,7 +69,7 @@ def test_storage_limits() -> None:
         container("b"),
         container("z", limits(ephemeral_storage="0")),
     )
-    assert storage_limits(spec["spec"]) == {"containers": {"a": [4 << 20, "4Mi"]}, "pod": [4 << 20, "4Mi"]}
+    assert storage_limits(spec["spec"]) == {"containers": {"a": (4 << 20, "4Mi")}, "pod": (4 << 20, "4Mi")}
     assert storage_limits(pod(container())["spec"]) == {"containers": {}, "pod": None}
 
 

@@ -86,6 +86,7 @@ def test_a_value_from_a_file_leaves_a_mark_and_a_note() -> None:
         "key": "K",
         "optional": True,
         "otherwise": "before",
+        "image": None,
     }
     assert files[0] == noted
     assert (files[1]["optional"], files[1]["otherwise"]) == (False, None)

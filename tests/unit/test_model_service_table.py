@@ -9,7 +9,7 @@ import pytest
 from slurmlet.model.service_table import balancer_targets, entries, service_key
 
 HTTP = {"name": "http", "port": 80, "protocol": "TCP", "targetPort": 8080}
-TO_A, TO_B, TO_C = ["10.244.0.5", 8080, "n1"], ["10.244.0.6", 8080, "n2"], ["10.244.0.7", 8080, "n1"]
+TO_A, TO_B, TO_C = ("10.244.0.5", 8080, "n1"), ("10.244.0.6", 8080, "n2"), ("10.244.0.7", 8080, "n1")
 
 
 def service(*ports: dict[str, Any], labels: Any = None, status: Any = None, **spec: Any) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def test_every_port_and_protocol_by_name() -> None:
     there = slice_(endpoint(TO_A), ports=[{**one, "port": 1053} for one in dns])
     found = entries(service(*dns), [there]).services
     assert {key: one["to"] for key, one in found.items()} == {
-        "10.96.1.1 udp 53": [["10.244.0.5", 1053, "n1"]], "10.96.1.1 tcp 53": [["10.244.0.5", 1053, "n1"]],
+        "10.96.1.1 udp 53": [("10.244.0.5", 1053, "n1")], "10.96.1.1 tcp 53": [("10.244.0.5", 1053, "n1")],
     }  # fmt: skip
 
 
@@ -88,7 +88,7 @@ def test_one_port_without_a_name() -> None:
 
 def test_a_named_target_port_may_differ_between_slices() -> None:
     other = slice_(endpoint(TO_B), ports=[{"name": "http", "port": 9090, "protocol": "TCP"}])
-    assert backends(service(), slice_(endpoint(TO_A)), other) == [TO_A, ["10.244.0.6", 9090, "n2"]]
+    assert backends(service(), slice_(endpoint(TO_A)), other) == [TO_A, ("10.244.0.6", 9090, "n2")]
 
 
 def test_an_endpoint_in_two_slices_counts_once_and_as_the_living_one() -> None:

@@ -9,12 +9,11 @@ With `--run` the cluster itself lives inside this job: a hub that is gone for go
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
 import time
-from typing import Any, Dict, List, Optional, Set
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Set
 
 from slurmlet.agent import runner_forks
 from slurmlet.linux import syscalls
@@ -23,6 +22,9 @@ from slurmlet.protocol import wire
 from slurmlet.runner import VERSION
 from slurmlet.runner.pod.claim import PodDir
 from slurmlet.runner.pod.hub_link import Link
+
+if TYPE_CHECKING:
+    from slurmlet.protocol.messages import AllocationPart, HubToAgent
 
 _HUB_POLL_S = 0.05
 # The supervisor brings a hub that died back within seconds.
@@ -134,14 +136,17 @@ class Agent:
             self._lost.cancel()
         self._link.send(
             wire.control(
-                "hello",
-                protocol=wire.PROTOCOL,
-                node=self._node.uid,
-                version=VERSION,
-                host_ip=address,
-                pods=sorted(self._running),
-                ended=self._ended,
-                **facts(os.environ),
+                {
+                    "type": "hello",
+                    "protocol": wire.MAJOR,
+                    "minor": wire.MINOR,
+                    "node": self._node.uid,
+                    "version": VERSION,
+                    "host_ip": address,
+                    "pods": sorted(self._running),
+                    "ended": self._ended,
+                    **facts(os.environ),
+                }
             )
         )
 
@@ -172,17 +177,15 @@ class Agent:
         self._end(0)
 
     def _frame(self, frame: wire.Frame) -> None:
-        try:
-            message: Dict[str, Any] = json.loads(frame.payload)
-        except ValueError as error:
-            raise wire.ProtocolError(f"bad control message: {error}") from error
-        kind = message.get("type")
-        if kind == "start-pod":
-            self._start(str(message["uid"]))
-        elif kind == "kill-pod":
-            self._signal([str(message["uid"])], signal.SIGKILL)
-        elif kind == "end":
-            self._end(float(message.get("grace_s") or 0))
+        message: HubToAgent = wire.parse(frame.payload)
+        if message["type"] == "start-pod":
+            self._start(message["uid"])
+        elif message["type"] == "kill-pod":
+            self._signal([message["uid"]], signal.SIGKILL)
+        elif message["type"] == "end":
+            self._end(message["grace_s"])
+        elif message["type"] == "refused":
+            print(f"the hub refused this agent: {message['reason']}", file=sys.stderr, flush=True)
 
     # Pods.
 
@@ -212,7 +215,7 @@ class Agent:
         self._leave_when_empty()
 
     def _tell_ended(self, uid: str, exit_code: int) -> None:
-        self._link.send(wire.control("pod-ended", uid=uid, exit_code=exit_code))
+        self._link.send(wire.control({"type": "pod-ended", "uid": uid, "exit_code": exit_code}))
 
     def _clean_up(self, uid: str) -> None:
         """A runner that was killed leaves its scratch behind."""
@@ -256,7 +259,7 @@ class Agent:
             self._loop.stop()
 
 
-def facts(environ: Any) -> Dict[str, Any]:
+def facts(environ: Any) -> AllocationPart:
     """What Slurm says in the environment about this host's part of the allocation; 0 where it says nothing."""
     cpus = _number(environ.get("SLURM_CPUS_ON_NODE", "")) or len(os.sched_getaffinity(0))
     memory_mb = _number(environ.get("SLURM_MEM_PER_NODE", ""))

@@ -6,7 +6,7 @@ The hub names them; who is behind them is in the tables.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from slurmlet.gateway.gateway_settings import Settings
 from slurmlet.podnet import addresses
 from slurmlet.podnet.ports.host_ports import NAMES, Behind, Door, Wanted
 from slurmlet.podnet.tables import HOST, POD, REFUSED, Route, Tables, Target
+from slurmlet.protocol.network_tables import NetworkUpdate
+from slurmlet.protocol.network_tables import Target as TargetEntry
 
 _NUMBERS = {name: number for number, name in NAMES.items()}
 _EVERYWHERE = "0.0.0.0"
@@ -29,7 +31,7 @@ class Balancers:
         self._external: dict[tuple[int, str, int], Target] = {}
         self._old: set[tuple[int, str, int]] = set()
 
-    def apply(self, message: dict[str, Any]) -> None:
+    def apply(self, message: NetworkUpdate) -> None:
         """A "network" message of the hub (docs/network.md), before the tables have it."""
         if message.get("reset"):
             # As the tables do: what is not told again goes when all has been told.
@@ -53,7 +55,7 @@ class Balancers:
             self._external.pop(key, None)
         self._old = set()
 
-    def _balance(self, raw: dict[str, Any]) -> None:
+    def _balance(self, raw: Mapping[str, TargetEntry]) -> None:
         before, self._balancers = self._balancers, {}
         self._sources.clear()
         for name, target in raw.items():

@@ -5,13 +5,11 @@ It has no rights at the API server: what it knows of the cluster, the hub tells 
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 from slurmlet.base.errors import SlurmletError
 from slurmlet.base.files import read_json, write_json
@@ -36,6 +34,7 @@ from slurmlet.podnet.slow.encrypted_links import Links
 from slurmlet.podnet.slow.udp_endpoint import UdpEndpoint
 from slurmlet.podnet.tables import Tables
 from slurmlet.protocol import wire
+from slurmlet.protocol.messages import GatewayToHub, HubToGateway
 from slurmlet.runner.pod.hub_link import Link
 
 _FILES = 65536
@@ -104,14 +103,24 @@ class Gateway:
     # The hub.
 
     def _link_up(self, _address: str) -> None:
-        self._say("hello", protocol=wire.PROTOCOL, gateway=True, host_ip=self._settings.host_ip)
         self._say(
-            "attached",
-            ip=addresses.text(self._settings.setup.ip),
-            overlay_port=self._overlay.port,
-            mode=FAST,
-            why="",
-            listeners={str(PORT): self._tcp.host_port},
+            {
+                "type": "hello",
+                "protocol": wire.MAJOR,
+                "minor": wire.MINOR,
+                "gateway": True,
+                "host_ip": self._settings.host_ip,
+            }
+        )
+        self._say(
+            {
+                "type": "attached",
+                "ip": addresses.text(self._settings.setup.ip),
+                "overlay_port": self._overlay.port,
+                "mode": FAST,
+                "why": "",
+                "listeners": {str(PORT): self._tcp.host_port},
+            }
         )
         if self._host_ports.taken:
             self._ports_taken(self._host_ports.taken)
@@ -119,15 +128,17 @@ class Gateway:
     def _told(self, frame: wire.Frame) -> None:
         if frame.kind != wire.CONTROL:
             return
-        message = json.loads(frame.payload)
-        if message.get("type") == "network":
+        message: HubToGateway = wire.parse(frame.payload)
+        if message["type"] == "network":
             self._balancers.apply(message)
             self._tables.apply(message)
+        elif message["type"] == "refused":
+            print(f"the hub refused the gateway: {message['reason']}", file=sys.stderr, flush=True)
 
     def _ports_taken(self, taken: dict[Door, str]) -> None:
         for why in taken.values():
             print(why, file=sys.stderr, flush=True)
-        self._say("ports-taken", ports=named(taken))
+        self._say({"type": "ports-taken", "ports": named(taken)})
 
     def _count(self) -> None:
         counts = {
@@ -136,11 +147,11 @@ class Gateway:
             "overlay_dropped": self._overlay.dropped,
             **({f"links_{name}": value for name, value in self._links.counts.items()} if self._links else {}),
         }
-        self._say("network-counts", counts=counts)
+        self._say({"type": "network-counts", "counts": counts})
         self._loop.later(_COUNT_EVERY_S, self._count)
 
-    def _say(self, kind: str, **fields: Any) -> None:
-        self._link.send(wire.control(kind, **fields))
+    def _say(self, message: GatewayToHub) -> None:
+        self._link.send(wire.control(message))
 
     # `slurmlet up` waits for this.
 

@@ -6,13 +6,13 @@ import ipaddress
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from slurmlet.base.errors import SlurmletError
 from slurmlet.base.files import read_json
 from slurmlet.base.layout import ClusterFiles
 from slurmlet.podnet import addresses
 from slurmlet.podnet.netd_setup import Setup, Tls
+from slurmlet.protocol.cluster_files import HubFile
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class HubAccess:
     def chain(self) -> tuple[str, str | None]:
         return str(self.files.pki / "gateway.crt"), str(self.files.pki / "gateway.key")
 
-    def hub(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.files.hub.read_text())
+    def hub(self) -> HubFile:
+        found: HubFile = json.loads(self.files.hub.read_text())
         return found
 
 

@@ -12,6 +12,7 @@ from slurmlet.base.files import read_json
 from slurmlet.base.layout import ClusterFiles
 from slurmlet.model.launch_mode import BATCH
 from slurmlet.model.network_plan import PodNetwork
+from slurmlet.protocol.pod_plan import OverlayTls
 
 SERVER_NAME = "hub.slurmlet"
 # In kube-system; its name is in the hub's certificate (controlplane/pki.py).
@@ -85,6 +86,9 @@ def _network(files: ClusterFiles, config: dict[str, Any]) -> PodNetwork | None:
     return PodNetwork(config["pod_range"], config["service_range"], key.read_text().strip(), tls)
 
 
-def _tls(files: ClusterFiles) -> dict[str, str]:
-    names = {"ca": "overlay-ca.crt", "cert": "netd.crt", "key": "netd.key"}
-    return {field: (files.pki / name).read_text() for field, name in names.items()}
+def _tls(files: ClusterFiles) -> OverlayTls:
+    return {
+        "ca": (files.pki / "overlay-ca.crt").read_text(),
+        "cert": (files.pki / "netd.crt").read_text(),
+        "key": (files.pki / "netd.key").read_text(),
+    }

@@ -124,7 +124,7 @@ class RunnerLink:
             raise LinkLost from error
 
     async def tell(self, type_: str, **fields: Any) -> None:
-        await self.send(wire.control(type_, **fields))
+        await self.send(wire.pack(wire.CONTROL, 0, json.dumps({"type": type_, **fields}).encode()))
 
     async def ask(self, what: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
         """The runner's answer to a question. Raises TimeoutError, LinkLost."""
@@ -242,11 +242,7 @@ class LinkServer:
     ) -> RunnerLink:
         frame = await _read_frame(reader)
         hello = json.loads(frame.payload)
-        if (
-            frame.kind != wire.CONTROL
-            or hello.get("type") != "hello"
-            or hello.get("protocol") != wire.PROTOCOL
-        ):
+        if frame.kind != wire.CONTROL or hello.get("type") != "hello" or hello.get("protocol") != wire.MAJOR:
             raise wire.ProtocolError("no hello of this protocol")
         if _introduced(uid, hello) != uid:
             raise wire.ProtocolError("the hello names another one than the certificate")

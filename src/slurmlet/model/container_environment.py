@@ -13,6 +13,7 @@ from typing import Any
 from slurmlet.base.errors import RefusedPod
 from slurmlet.model.downward_api import Place, field_value, resource_value
 from slurmlet.model.pod_sources import Sources
+from slurmlet.protocol.pod_plan import EnvironmentFile
 
 _REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
 
@@ -32,7 +33,7 @@ def container_environment(
     sources: Sources,
     place: Place,
     services: Mapping[str, str],
-    files: list[dict[str, Any]] | None = None,
+    files: list[EnvironmentFile] | None = None,
 ) -> dict[str, str]:
     """Everything but the image's own variables. Raises MissingSource while something is not there yet.
 
@@ -64,7 +65,7 @@ def file_mark(number: int) -> str:
     return f"\ufdd0{number}\ufdd1"
 
 
-def _file(name: str, reference: Mapping[str, Any], known: Mapping[str, str]) -> dict[str, Any]:
+def _file(name: str, reference: Mapping[str, Any], known: Mapping[str, str]) -> EnvironmentFile:
     return {
         "name": name,
         "volume": reference["volumeName"],
@@ -72,6 +73,7 @@ def _file(name: str, reference: Mapping[str, Any], known: Mapping[str, str]) -> 
         "key": reference["key"],
         "optional": bool(reference.get("optional")),
         "otherwise": known.get(name),
+        "image": None,
     }
 
 

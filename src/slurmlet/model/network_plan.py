@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from slurmlet.protocol.pod_plan import NetworkPlan, OverlayTls, Policy
+
 Obj = Mapping[str, Any]
 _DNS_PLACE = 10
 API_PORT = 443
@@ -21,7 +23,7 @@ class PodNetwork:
     # Hex; whoever has it can speak as any pod of the cluster.
     key: str = field(repr=False)
     # PEM texts of `ca`, `cert` and `key`, where encryption between hosts was asked for.
-    tls: Mapping[str, str] | None = field(default=None, repr=False)
+    tls: OverlayTls | None = field(default=None, repr=False)
 
     @property
     def gateway_ip(self) -> str:
@@ -61,8 +63,7 @@ def joins_from_host(pod: Obj) -> bool:
     return uses_host_network(pod) and pod["spec"].get("dnsPolicy") == "ClusterFirstWithHostNet"
 
 
-def network_plan(pod: Obj, network: PodNetwork, ip: str, policy: Obj | None) -> dict[str, Any]:
-    """docs/network.md, PodPlan.network."""
+def network_plan(pod: Obj, network: PodNetwork, ip: str, policy: Policy | None) -> NetworkPlan:
     from_host = joins_from_host(pod)
     return {
         "ip": ip,
@@ -70,7 +71,7 @@ def network_plan(pod: Obj, network: PodNetwork, ip: str, policy: Obj | None) -> 
         "pod_range": network.pod_range,
         "service_range": network.service_range,
         "key": network.key,
-        "tls": dict(network.tls) if network.tls is not None else None,
+        "tls": network.tls,
         "node": pod["spec"].get("nodeName", ""),
         "gateway": network.gateway_ip,
         "host_ports": [] if from_host else host_ports(pod),
@@ -78,17 +79,17 @@ def network_plan(pod: Obj, network: PodNetwork, ip: str, policy: Obj | None) -> 
     }
 
 
-def host_ports(pod: Obj) -> list[list[Any]]:
+def host_ports(pod: Obj) -> list[tuple[str, str, int, int]]:
     spec = pod["spec"]
     # Init containers that stay (sidecars) may be served from the host too.
     every = (*spec["containers"], *(spec.get("initContainers") or ()))
     return [
-        [
+        (
             (port.get("protocol") or "TCP").lower(),
             port.get("hostIP") or "",
             port["hostPort"],
             port["containerPort"],
-        ]
+        )
         for container in every
         for port in container.get("ports") or ()
         if port.get("hostPort")

@@ -14,16 +14,17 @@ from typing import Any
 
 from slurmlet.model.label_selectors import Labels, Selector, compiled
 from slurmlet.podnet import addresses
+from slurmlet.protocol.pod_plan import Policy as PodPolicy
+from slurmlet.protocol.pod_plan import PolicyRule
 
 Obj = Mapping[str, Any]
-# The JSON of docs/network.md: [[cidr, [excepted, …]], …] and [[protocol number, first, last], …].
-Ranges = list[list[Any]]
-Limits = list[list[int]]
+Ranges = list[tuple[str, list[str]]]
+Limits = list[tuple[int, int, int]]
 
 _PROTOCOLS = {"TCP": 6, "UDP": 17, "SCTP": 132}
 _LAST_PORT = 65535
 _OVER = ("Succeeded", "Failed")
-OPEN: dict[str, Any] = {"ingress": None, "egress": None}
+OPEN: PodPolicy = {"ingress": None, "egress": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,13 +213,13 @@ def _port(raw: Obj) -> Port:
 # To rules.
 
 
-def resolve(pod: Pod, policies: Sequence[Policy], view: View) -> dict[str, Any]:
+def resolve(pod: Pod, policies: Sequence[Policy], view: View) -> PodPolicy:
     """Of the policies that select the pod: what may come and go. None in a direction: it is not isolated there."""
     if not policies:
         return OPEN
     inward = [rule for policy in policies for rule in policy.ingress or ()]
     outward = [rule for policy in policies for rule in policy.egress or ()]
-    found: dict[str, Any] = dict(OPEN)
+    found: PodPolicy = {"ingress": None, "egress": None}
     if any(policy.ingress is not None for policy in policies):
         found["ingress"] = _distinct(_ingress(rule, pod, view) for rule in inward)
     if any(policy.egress is not None for policy in policies):
@@ -226,34 +227,34 @@ def resolve(pod: Pod, policies: Sequence[Policy], view: View) -> dict[str, Any]:
     return found
 
 
-def _distinct(rules: Iterable[dict[str, Any] | None]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+def _distinct(rules: Iterable[PolicyRule | None]) -> list[PolicyRule]:
+    found: list[PolicyRule] = []
     for rule in rules:
         if rule is not None and rule not in found:
             found.append(rule)
     return found
 
 
-def _ingress(rule: Rule, pod: Pod, view: View) -> dict[str, Any] | None:
+def _ingress(rule: Rule, pod: Pod, view: View) -> PolicyRule | None:
     ports = None if rule.ports is None else list(_own_limits(rule.ports, pod))
     return _made(None if rule.peers is None else _ranges(rule.peers, view, inward=True), ports)
 
 
-def _own_limits(ports: Iterable[Port], pod: Pod) -> Iterator[list[int]]:
+def _own_limits(ports: Iterable[Port], pod: Pod) -> Iterator[tuple[int, int, int]]:
     for port in ports:
         if not port.name:
-            yield [port.protocol, port.first, port.last]
+            yield port.protocol, port.first, port.last
         for name, protocol, number in pod.ports:
             if (name, protocol) == (port.name, port.protocol):
-                yield [protocol, number, number]
+                yield protocol, number, number
 
 
-def _egress(rule: Rule, view: View) -> Iterator[dict[str, Any] | None]:
+def _egress(rule: Rule, view: View) -> Iterator[PolicyRule | None]:
     peers = None if rule.peers is None else _ranges(rule.peers, view, inward=False)
     if rule.ports is None:
         yield _made(peers, None)
         return
-    yield _made(peers, [[port.protocol, port.first, port.last] for port in rule.ports if not port.name])
+    yield _made(peers, [(port.protocol, port.first, port.last) for port in rule.ports if not port.name])
     # A name means at each pod what that pod calls so: a rule for each number it stands for.
     wanted = {(port.name, port.protocol) for port in rule.ports if port.name}
     behind: dict[tuple[int, int], set[int]] = {}
@@ -262,7 +263,7 @@ def _egress(rule: Rule, view: View) -> Iterator[dict[str, Any] | None]:
             if (name, protocol) in wanted and pod.ip:
                 behind.setdefault((protocol, number), set()).add(addresses.number(pod.ip))
     for (protocol, number), ips in sorted(behind.items()):
-        yield _made(_collapsed(ips), [[protocol, number, number]])
+        yield _made(_collapsed(ips), [(protocol, number, number)])
 
 
 def _reached(rule: Rule, view: View) -> Iterator[Pod]:
@@ -284,7 +285,7 @@ def _in_block(ip: str, block: tuple[str, tuple[str, ...]]) -> bool:
     return holds(block[0]) and not any(map(holds, block[1]))
 
 
-def _made(peers: Ranges | None, ports: Limits | None) -> dict[str, Any] | None:
+def _made(peers: Ranges | None, ports: Limits | None) -> PolicyRule | None:
     """None for a rule that lets nothing through: it is the same as no rule."""
     return None if peers == [] or ports == [] else {"peers": peers, "ports": ports}
 
@@ -294,9 +295,9 @@ def _ranges(peers: Iterable[Peer], view: View, *, inward: bool) -> Ranges:
     ips: set[int] = set()
     for peer in peers:
         if peer.block is not None:
-            found.append([peer.block[0], list(peer.block[1])])
+            found.append((peer.block[0], list(peer.block[1])))
         elif peer.everybody:
-            found.append([view.pod_range, [f"{view.gateway}/32"] if inward else []])
+            found.append((view.pod_range, [f"{view.gateway}/32"] if inward else []))
         else:
             members = view.members(peer)
             ips |= {
@@ -319,7 +320,7 @@ def _collapsed(ips: Iterable[int]) -> Ranges:
         first, count = ordered[start], end - start + 1
         while count:
             size = min(first & -first or 1 << 32, 1 << (count.bit_length() - 1))
-            found.append([f"{addresses.text(first)}/{33 - size.bit_length()}", []])
+            found.append((f"{addresses.text(first)}/{33 - size.bit_length()}", []))
             first, count = first + size, count - size
         start = end + 1
     return found

@@ -1,4 +1,4 @@
-"""The PodPlan: a pod with everything resolved, ready for its runner (the contract is in ARCHITECTURE.md)."""
+"""The PodPlan (`protocol/pod_plan.py`): a pod with everything resolved, ready for its runner."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from slurmlet.model.network_plan import PodNetwork, network_plan, uses_host_netw
 from slurmlet.model.pod_job import asks_for_gpus
 from slurmlet.model.pod_resources import storage_limits
 from slurmlet.model.pod_sources import Sources
-from slurmlet.model.probes import hooks, probes
+from slurmlet.model.probes import hook, probes
 from slurmlet.model.resolv_conf import resolv_conf_plan
 from slurmlet.model.security_context import container_security
 from slurmlet.model.volume_plan import mount_plans, volume_plan
+from slurmlet.protocol.pod_plan import ContainerPlan, EnvironmentFile, NetworkPlan, PodPlan, Policy, Volume
 
 Obj = Mapping[str, Any]
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -43,10 +44,10 @@ class Setting:
     services: Mapping[str, str]
     # None: pods share the network of their host.
     network: PodNetwork | None = None
-    policy: Obj | None = None
+    policy: Policy | None = None
 
 
-def pod_plan(pod: Obj, setting: Setting) -> dict[str, Any]:
+def pod_plan(pod: Obj, setting: Setting) -> PodPlan:
     metadata, spec = pod["metadata"], pod["spec"]
     names = names_of(pod, setting.place.host)
     return {
@@ -72,21 +73,16 @@ def pod_plan(pod: Obj, setting: Setting) -> dict[str, Any]:
         "volumes": {volume["name"]: _volume(pod, volume, setting) for volume in spec.get("volumes", ())},
         "storage_limits": storage_limits(spec),
         "fs_group": (spec.get("securityContext") or {}).get("fsGroup"),
-        **_network(pod, setting),
+        "network": _network(pod, setting),
+        "resolv_conf": resolv_conf_plan(pod, setting.network.dns_ip if setting.network is not None else ""),
     }
 
 
-def _network(pod: Obj, setting: Setting) -> dict[str, Any]:
-    network = setting.network
-    dns_ip = network.dns_ip if network is not None else ""
-    resolver = resolv_conf_plan(pod, dns_ip)
-    place = setting.place
+def _network(pod: Obj, setting: Setting) -> NetworkPlan | None:
+    network, place = setting.network, setting.place
     if network is None or (uses_host_network(pod) and not place.overlay_ip):
-        return {"network": None, "resolv_conf": resolver}
-    return {
-        "network": network_plan(pod, network, place.overlay_ip or place.pod_ip, setting.policy),
-        "resolv_conf": resolver,
-    }
+        return None
+    return network_plan(pod, network, place.overlay_ip or place.pod_ip, setting.policy)
 
 
 def check_sources(pod: Obj, sources: Sources) -> None:
@@ -108,10 +104,10 @@ def check_containers(pod: Obj, setting: Setting) -> None:
         container_plan(pod, container, setting, names)
 
 
-def container_plan(pod: Obj, container: Obj, setting: Setting, names: Names) -> dict[str, Any]:
+def container_plan(pod: Obj, container: Obj, setting: Setting, names: Names) -> ContainerPlan:
     """One container, complete. An ephemeral container is planned alone, when it comes."""
     image = setting.images[container["image"]]
-    files: list[dict[str, Any]] = []
+    files: list[EnvironmentFile] = []
     given = container_environment(pod, container, setting.sources, setting.place, setting.services, files)
     own = _image_variables(image.config)
     environment = {"PATH": _DEFAULT_PATH, "HOSTNAME": names.kernel, **own, **given}
@@ -120,6 +116,7 @@ def container_plan(pod: Obj, container: Obj, setting: Setting, names: Names) -> 
         raise RefusedPod(f"container {container['name']}: neither the image nor the pod names a command")
     if any("\0" in word for word in argv):
         raise RefusedPod(f"container {container['name']}: a NUL byte in command or args")
+    security = container_security(pod, container, str(image.config.get("User") or ""))
     return {
         "name": container["name"],
         "image": container["image"],
@@ -150,8 +147,17 @@ def container_plan(pod: Obj, container: Obj, setting: Setting, names: Names) -> 
         ],
         "gpus": asks_for_gpus(container),
         "probes": probes(container),
-        **hooks(container),
-        **container_security(pod, container, str(image.config.get("User") or "")),
+        "post_start": hook(container, "postStart"),
+        "pre_stop": hook(container, "preStop"),
+        "user": security["user"],
+        "read_only_root": security["read_only_root"],
+        "add_caps": security["add_caps"],
+        "drop_caps": security["drop_caps"],
+        "no_new_privs": security["no_new_privs"],
+        "privileged": security["privileged"],
+        "unmasked_proc": security["unmasked_proc"],
+        "selinux": security["selinux"],
+        "seccomp": security["seccomp"],
     }
 
 
@@ -159,6 +165,6 @@ def _image_variables(config: Obj) -> dict[str, str]:
     return dict(variable.partition("=")[::2] for variable in config.get("Env") or ())
 
 
-def _volume(pod: Obj, volume: Obj, setting: Setting) -> dict[str, Any]:
+def _volume(pod: Obj, volume: Obj, setting: Setting) -> Volume:
     directories = {reference: image.directory for reference, image in setting.images.items()}
     return volume_plan(pod, volume, setting.sources, setting.place, directories)

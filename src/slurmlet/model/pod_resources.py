@@ -7,6 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 from slurmlet.model import quantities
+from slurmlet.protocol.pod_plan import StorageLimits
 
 Amounts = dict[str, Fraction]
 _POD_LEVEL = ("cpu", "memory")  # and huge pages; others are asked for by containers alone
@@ -95,17 +96,16 @@ def same(left: Mapping[str, Any] | None, right: Mapping[str, Any] | None) -> boo
     )
 
 
-def storage_limits(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Limits of local ephemeral storage: {containers: {name: [bytes, as written]}, pod: [bytes, as written] or null}."""
-    containers = {}
+def storage_limits(spec: Mapping[str, Any]) -> StorageLimits:
+    containers: dict[str, tuple[int, str]] = {}
     for container in spec.get("containers") or ():
         limit = ((container.get("resources") or {}).get("limits") or {}).get(_STORAGE)
         if limit is not None and quantities.parse(limit):
-            containers[container["name"]] = [quantities.ceil(quantities.parse(limit)), str(limit)]
+            containers[container["name"]] = (quantities.ceil(quantities.parse(limit)), str(limit))
     whole = pod_limits(spec).get(_STORAGE)
     if whole is None:
         return {"containers": containers, "pod": None}
-    return {"containers": containers, "pod": [quantities.ceil(whole), written({_STORAGE: whole})[_STORAGE]]}
+    return {"containers": containers, "pod": (quantities.ceil(whole), written({_STORAGE: whole})[_STORAGE])}
 
 
 def qos_class(spec: Mapping[str, Any]) -> str:

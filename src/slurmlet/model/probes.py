@@ -1,10 +1,6 @@
 """Probes and lifecycle hooks of a container, resolved for its runner: named ports found, defaults filled in.
 
-    Action = {kind: "exec", argv} | {kind: "http", scheme, host, port, path, headers: [[name, value]]}
-           | {kind: "tcp", host, port} | {kind: "grpc", port, service} | {kind: "sleep", seconds}
-    Probe  = {action, initial_delay_s, period_s, timeout_s, success, failure, grace_s (int|null)}
-
-An empty host means the pod's own address, which only the runner knows.
+The shapes are `protocol/pod_plan.py`'s.
 """
 
 from __future__ import annotations
@@ -14,26 +10,37 @@ from typing import Any
 
 from slurmlet.base.errors import RefusedPod
 from slurmlet.model.container_environment import expand
+from slurmlet.protocol.pod_plan import Action, Probe, Probes
 
 Obj = Mapping[str, Any]
-_KINDS = {"startup": "startupProbe", "liveness": "livenessProbe", "readiness": "readinessProbe"}
 
 
-def probes(container: Obj) -> dict[str, Any]:
-    """{"startup" | "liveness" | "readiness": Probe} for those the container has."""
-    return {kind: _probe(container, container[key]) for kind, key in _KINDS.items() if container.get(key)}
+def probes(container: Obj) -> Probes:
+    """Those the container has."""
+    found: Probes = {}
+    if container.get("startupProbe"):
+        found["startup"] = _probe(container, container["startupProbe"])
+    if container.get("livenessProbe"):
+        found["liveness"] = _probe(container, container["livenessProbe"])
+    if container.get("readinessProbe"):
+        found["readiness"] = _probe(container, container["readinessProbe"])
+    return found
 
 
-def hooks(container: Obj) -> dict[str, Any]:
-    """{"post_start", "pre_stop": Action or None}."""
-    lifecycle = container.get("lifecycle") or {}
-    return {
-        "post_start": _hook(container, "postStart", lifecycle.get("postStart")),
-        "pre_stop": _hook(container, "preStop", lifecycle.get("preStop")),
-    }
+def hook(container: Obj, name: str) -> Action | None:
+    """`name`: postStart or preStop."""
+    spec = (container.get("lifecycle") or {}).get(name)
+    if not spec:
+        return None
+    if "tcpSocket" in spec:
+        raise RefusedPod(
+            f"container {container['name']}: lifecycle.{name}.tcpSocket is deprecated and no kubelet runs it",
+            hint="Use exec or httpGet.",
+        )
+    return _action(container, spec, expanded=False)
 
 
-def _probe(container: Obj, spec: Obj) -> dict[str, Any]:
+def _probe(container: Obj, spec: Obj) -> Probe:
     return {
         "action": _action(container, spec, expanded=True),
         "initial_delay_s": int(spec.get("initialDelaySeconds") or 0),
@@ -45,18 +52,7 @@ def _probe(container: Obj, spec: Obj) -> dict[str, Any]:
     }
 
 
-def _hook(container: Obj, name: str, spec: Obj | None) -> dict[str, Any] | None:
-    if not spec:
-        return None
-    if "tcpSocket" in spec:
-        raise RefusedPod(
-            f"container {container['name']}: lifecycle.{name}.tcpSocket is deprecated and no kubelet runs it",
-            hint="Use exec or httpGet.",
-        )
-    return _action(container, spec, expanded=False)
-
-
-def _action(container: Obj, spec: Obj, *, expanded: bool) -> dict[str, Any]:
+def _action(container: Obj, spec: Obj, *, expanded: bool) -> Action:
     if "exec" in spec:
         # The kubelet expands probes' commands from plainly written variables only, and hooks' commands not at all.
         known = {one["name"]: one["value"] for one in container.get("env", ()) if one.get("value")}

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from slurmlet.protocol.pod_plan import ResolverBase, ResolverPlan
+
 Obj = Mapping[str, Any]
 CLUSTER_DOMAIN = "cluster.local"
 _CLUSTER_OPTIONS = ["ndots:5"]
 
 
-def resolv_conf_plan(pod: Obj, dns_ip: str) -> dict[str, Any] | None:
+def resolv_conf_plan(pod: Obj, dns_ip: str) -> ResolverPlan | None:
     """PodPlan.resolv_conf; None: the host's file as it is."""
     base = _base(pod, dns_ip)
     config = pod["spec"].get("dnsConfig") or {}
@@ -29,7 +31,7 @@ def resolv_conf_plan(pod: Obj, dns_ip: str) -> dict[str, Any] | None:
     }
 
 
-def _base(pod: Obj, dns_ip: str) -> dict[str, Any] | None:
+def _base(pod: Obj, dns_ip: str) -> ResolverBase | None:
     """What dnsConfig is added to; None: what the host's file says."""
     spec = pod["spec"]
     policy = spec.get("dnsPolicy") or "ClusterFirst"

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from slurmlet.base.errors import RefusedPod
+from slurmlet.protocol.pod_plan import ContainerSecurity, PlannedUser
 
 Obj = Mapping[str, Any]
 
@@ -64,26 +65,27 @@ def _sysctls(spec: Obj, context: Obj) -> Iterator[Problem]:
             yield Problem(field, f"{forbidden} not allowed with host ipc enabled", remedy, "SysctlForbidden")
 
 
-def container_security(pod: Obj, container: Obj, image_user: str) -> dict[str, Any]:
+def container_security(pod: Obj, container: Obj, image_user: str) -> ContainerSecurity:
     """The security part of a ContainerPlan. Raises RefusedPod where the kubelet would not start the container."""
     merged = {**(pod["spec"].get("securityContext") or {}), **(container.get("securityContext") or {})}
     capabilities = merged.get("capabilities") or {}
     if merged.get("runAsNonRoot"):
         _check_not_root(pod, container, merged.get("runAsUser"), image_user)
-    strict = merged.get("supplementalGroupsPolicy") == "Strict"
+    user: PlannedUser = {
+        "uid": merged.get("runAsUser"),
+        "gid": merged.get("runAsGroup"),
+        # The group that owns the pod's volumes is one of every container's.
+        "groups": [
+            *(merged.get("supplementalGroups") or ()),
+            *([merged["fsGroup"]] if merged.get("fsGroup") is not None else ()),
+        ],
+        "name": image_user,
+    }
+    if merged.get("supplementalGroupsPolicy") == "Strict":
+        # Only the groups named here, none from the image's /etc/group.
+        user["strict"] = True
     return {
-        "user": {
-            "uid": merged.get("runAsUser"),
-            "gid": merged.get("runAsGroup"),
-            # The group that owns the pod's volumes is one of every container's.
-            "groups": [
-                *(merged.get("supplementalGroups") or ()),
-                *([merged["fsGroup"]] if merged.get("fsGroup") is not None else ()),
-            ],
-            "name": image_user,
-            # Only the groups named here, none from the image's /etc/group.
-            **({"strict": True} if strict else {}),
-        },
+        "user": user,
         "read_only_root": bool(merged.get("readOnlyRootFilesystem")),
         "add_caps": list(capabilities.get("add") or ()),
         "drop_caps": list(capabilities.get("drop") or ()),

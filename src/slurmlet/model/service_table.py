@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from slurmlet.protocol.network_tables import Target
+
 Obj = Mapping[str, Any]
-Target = dict[str, Any]
 _DEFAULT_AFFINITY_S = 10800
 # Whoever sets one of these asks that no proxy of the cluster's own serve the Service.
 _LEFT_ALONE = ("service.kubernetes.io/service-proxy-name", "service.kubernetes.io/headless")
@@ -126,12 +127,14 @@ def _target(
 ) -> Target:
     usable = list(_usable_per_node(backends)) if local else _usable(backends)
     made: Target = {
-        "to": [[one.ip, one.port, one.node] for one in usable],
+        "to": [(one.ip, one.port, one.node) for one in usable],
         "affinity_s": _affinity_s(service["spec"]),
         "local": local,
     }
     near = {} if local or zones is None else _near(usable, zones)
-    return {**made, "near": near} if near else made
+    if near:
+        made["near"] = near
+    return made
 
 
 def _near(usable: list[Endpoint], zones: Mapping[str, str]) -> dict[str, list[int]]:

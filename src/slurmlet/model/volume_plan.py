@@ -16,6 +16,7 @@ from slurmlet.model.claims import claim_name, mounted
 from slurmlet.model.container_environment import expand
 from slurmlet.model.downward_api import Place, field_value, resource_value
 from slurmlet.model.pod_sources import MissingSource, Sources, token_of
+from slurmlet.protocol.pod_plan import FilesVolume, MountPlan, ProjectedFile, Volume
 
 Obj = Mapping[str, Any]
 FILE_KINDS = ("configMap", "secret", "downwardAPI", "projected")
@@ -26,7 +27,7 @@ File = tuple[str, bytes | None, int | None]
 
 def volume_plan(
     pod: Obj, volume: Obj, sources: Sources, place: Place, image_dirs: Mapping[str, str]
-) -> dict[str, Any]:
+) -> Volume:
     """One volume. Raises MissingSource, which names the volume, while something is not there."""
     if any(kind in volume for kind in FILE_KINDS):
         return files_plan(pod, volume, sources, place)
@@ -55,17 +56,20 @@ def volume_plan(
     }
 
 
-def files_plan(pod: Obj, volume: Obj, sources: Sources, place: Place) -> dict[str, Any]:
+def files_plan(pod: Obj, volume: Obj, sources: Sources, place: Place) -> FilesVolume:
     """A volume of files that the API holds."""
     kind = next(kind for kind in FILE_KINDS if kind in volume)
     default_mode = int(volume[kind].get("defaultMode", _DEFAULT_MODE))
     parts = volume[kind].get("sources") or () if kind == "projected" else ({kind: volume[kind]},)
-    files: dict[str, Any] = {}
+    files: dict[str, ProjectedFile] = {}
     try:
         for part in parts:
             for path, data, mode in _part_files(pod, part, sources, place):
                 files[path] = {"mode": default_mode if mode is None else int(mode)}
-                files[path] |= {"keep": True} if data is None else {"data": base64.b64encode(data).decode()}
+                if data is None:
+                    files[path]["keep"] = True
+                else:
+                    files[path]["data"] = base64.b64encode(data).decode()
                 if "serviceAccountToken" in part:
                     files[path]["token"] = True
     except MissingSource as missing:
@@ -127,7 +131,7 @@ def _downward(pod: Obj, item: Obj, place: Place) -> str:
 # Mounts
 
 
-def mount_plans(container: Obj, environment: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+def mount_plans(container: Obj, environment: Mapping[str, str]) -> Iterator[MountPlan]:
     for mount in container.get("volumeMounts", ()):
         read_only = bool(mount.get("readOnly"))
         recursive = mount.get("recursiveReadOnly") or "Disabled"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 
 from slurmlet.linux.event_loop import Loop
@@ -10,9 +9,11 @@ from slurmlet.protocol import wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict
+    from typing import Any, Callable, Union
 
-    OnMessage = Callable[[Dict[str, Any]], None]
+    from slurmlet.protocol.messages import NetdToRunner, RunnerToNetd
+
+    OnMessage = Callable[[Any], None]
 
 
 _READ_BYTES = 256 << 10
@@ -29,8 +30,8 @@ class Channel:
         sock.setblocking(False)
         loop.reading(sock.fileno(), self._readable)
 
-    def send(self, type_: str, **fields: Any) -> None:
-        self.send_frame(wire.control(type_, **fields))
+    def send(self, message: Union[RunnerToNetd, NetdToRunner]) -> None:
+        self.send_frame(wire.control(message))
 
     def send_frame(self, frame: bytes) -> None:
         self._out += frame
@@ -67,4 +68,4 @@ class Channel:
             self._on_end()
             return
         for frame in self._decoder.feed(received):
-            self._on_message(json.loads(frame.payload))
+            self._on_message(wire.parse(frame.payload))

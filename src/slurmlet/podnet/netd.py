@@ -30,6 +30,7 @@ from slurmlet.podnet.tables import Tables
 if TYPE_CHECKING:
     from slurmlet.podnet.encryption.sealer import Sealer
     from slurmlet.podnet.encryption.tls_contexts import Contexts
+    from slurmlet.protocol.messages import RunnerToNetd
 
 _COUNT_EVERY_S = 30.0
 _COLLECT_AFTER = 20_000
@@ -118,7 +119,7 @@ class _Daemon:
         self._attach(start)
         loop.reading(start.dial.fileno(), self._asked)
         loop.later(_COUNT_EVERY_S, self._count)
-        self._control.send("ready")
+        self._control.send({"type": "ready"})
 
     def _attach(self, start: Start) -> None:
         loop, setup, tables, overlay = self._loop, start.setup, self._tables, self._overlay
@@ -145,7 +146,9 @@ class _Daemon:
                 self._add_listener(number, fd)
             loop.reading(start.births.fileno(), self._born)
         self._host_ports = HostPorts(loop, setup, tables, overlay, self._dialler.dial)
-        self._host_ports.on_taken = lambda taken: self._control.send("ports-taken", ports=named(taken))
+        self._host_ports.on_taken = lambda taken: self._control.send(
+            {"type": "ports-taken", "ports": named(taken)}
+        )
         self._counted["host_ports"] = lambda: self._host_ports.counts
         if self._host_ports.taken:
             self._host_ports.on_taken(self._host_ports.taken)
@@ -185,7 +188,7 @@ class _Daemon:
 
     # The runner.
 
-    def _told(self, message: Dict[str, Any]) -> None:
+    def _told(self, message: RunnerToNetd) -> None:
         if message["type"] == "network":
             self._tables.apply(message)
 
@@ -202,16 +205,18 @@ class _Daemon:
             self._add_listener(int.from_bytes(number, "big"), fds[0])
 
     def _add_listener(self, number: int, fd: int) -> None:
-        self._dialler.add_listener(fd, lambda: self._control.send("gone", number=number))
+        self._dialler.add_listener(fd, lambda: self._control.send({"type": "gone", "number": number}))
 
     def _listeners_changed(self, listeners: Dict[int, int]) -> None:
-        self._control.send("listeners", listeners={str(port): at for port, at in listeners.items()})
+        self._control.send(
+            {"type": "listeners", "listeners": {str(port): at for port, at in listeners.items()}}
+        )
 
     def _count(self) -> None:
         counts = {
             f"{part}_{name}": value for part, get in self._counted.items() for name, value in get().items()
         }
-        self._control.send("counts", counts={**counts, "overlay_dropped": self._overlay.dropped})
+        self._control.send({"type": "counts", "counts": {**counts, "overlay_dropped": self._overlay.dropped}})
         self._loop.later(_COUNT_EVERY_S, self._count)
 
     # Connections for the runner: probes and port-forward.

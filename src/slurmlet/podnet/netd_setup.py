@@ -7,7 +7,9 @@ from slurmlet.podnet import addresses
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional, Tuple
+    from typing import List, Optional, Tuple
+
+    from slurmlet.protocol.pod_plan import NetworkPlan
 
 
 # How the pod's programs are attached.
@@ -51,7 +53,8 @@ class Setup(Record):
         return ip & self.service_range[1] == self.service_range[0]
 
 
-def from_plan(network: Dict[str, Any], host_ip: str) -> Setup:
+def from_plan(network: NetworkPlan, host_ip: str) -> Setup:
+    tls = network.get("tls")
     return Setup(
         ip=addresses.number(network["ip"]),
         pod_range=addresses.network(network["pod_range"]),
@@ -63,5 +66,5 @@ def from_plan(network: Dict[str, Any], host_ip: str) -> Setup:
             HostPort(str(each[0]), str(each[1]), int(each[2]), int(each[3]))
             for each in network.get("host_ports") or []
         ],
-        tls=Tls(**network["tls"]) if network.get("tls") else None,
+        tls=Tls(**tls) if tls is not None else None,
     )

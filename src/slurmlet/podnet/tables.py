@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from slurmlet.podnet import addresses, connection_policy
 from slurmlet.podnet.netd_setup import Setup
+
+if TYPE_CHECKING:
+    from slurmlet.protocol.network_tables import NetworkUpdate
+    from slurmlet.protocol.network_tables import Target as TargetEntry
 
 TCP, UDP, ICMP = 6, 17, 1
 _PROTOCOLS = {"tcp": TCP, "udp": UDP, "sctp": 132}
@@ -38,7 +42,7 @@ class Target:
 
     __slots__ = ("affinity_s", "chosen", "local", "next", "to")
 
-    def __init__(self, raw: Dict[str, Any], node: str) -> None:
+    def __init__(self, raw: TargetEntry, node: str) -> None:
         self.local = bool(raw.get("local"))
         self.affinity_s = int(raw.get("affinity_s") or 0)
         near = (raw.get("near") or {}).get(node)
@@ -99,7 +103,7 @@ class Tables:
 
     # What the hub says.
 
-    def apply(self, message: Dict[str, Any]) -> None:
+    def apply(self, message: NetworkUpdate) -> None:
         if message.get("reset"):
             # What is not told again goes when all has been told: until then, old entries are better than none.
             self._old = [set(table) for table in self._all_tables()]

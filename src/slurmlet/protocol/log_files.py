@@ -20,7 +20,9 @@ from slurmlet.linux.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+    from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
+
+    from slurmlet.protocol.messages import OpenLogs
 
 
 MAX_LINE_BYTES = 16 << 10
@@ -48,8 +50,9 @@ class LogOptions(Record):
     log_stream: str = "All"
 
     @classmethod
-    def from_message(cls, message: Dict[str, Any]) -> LogOptions:
-        return cls(**{name: message[name] for name in cls._fields if message.get(name) is not None})
+    def from_message(cls, message: OpenLogs) -> LogOptions:
+        fields: Mapping[str, Any] = message
+        return cls(**{name: fields[name] for name in cls._fields if fields.get(name) is not None})
 
     def since(self, now_s: Optional[float] = None) -> str:
         """The earliest timestamp wanted, in the file's own spelling (those compare as text), or ""."""

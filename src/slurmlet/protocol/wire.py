@@ -4,45 +4,14 @@ A runner dials the hub over TLS, both sides prove themselves by certificate, the
 
     length u32 | kind u8 | stream u32 | payload (length bytes, at most MAX_PAYLOAD)
 
-- CONTROL (stream 0): a JSON object with a "type", see the tables below.
+- CONTROL (stream 0): a JSON object with a "type".
 - DATA (stream > 0): first payload byte is the channel, the rest are its bytes. Channels are Kubernetes' own.
 - WINDOW (stream > 0): u32, how many more DATA bytes (channel byte not counted) the sender of this frame will take on
   that stream. Both ends start with INITIAL_WINDOW. Only STDIN, STDOUT and STDERR bytes consume credit.
 - CLOSE (stream > 0): the sender is done with the stream; the receiver frees it and answers nothing.
 
-Streams are opened by the hub (type "open") with numbers it never reuses on one connection.
-
-runner → hub
-    hello    protocol, pod_uid, job_id, host, host_ip, version, has_pod (bool), report (PodReport or null)
-    report   seq (int, rising), report: PodReport; always the whole report, so a lost one costs nothing
-    event    kind Normal|Warning, reason, message, container (name or "")
-    bye      seq, report: the last report; the runner leaves when the hub acks it (or after a few seconds)
-    answer   id, usage: null before the pod has begun, or {at (unix seconds), containers: {name: {started_at, cpu_s,
-             memory_bytes, rss_bytes, processes, rootfs, logs}} (those that run), volumes: {name: Space}} where rootfs,
-             logs and Space are null or {used_bytes, inodes_used, capacity_bytes, available_bytes, inodes, inodes_free}
-    attached, listeners, network-counts, ports-taken: the pod's network, docs/network.md
-agent of an allocation node → hub (its certificate names the node)
-    hello      protocol, node, version, host, host_ip, job_id, partition, cpus, memory_mb, host_memory_mb, gpus,
-               pods [uids that run], ended {uid: exit code}
-    pod-ended  uid, exit_code: its runner is gone
-hub → agent
-    start-pod  uid: start the runner of pods/<uid>; one that runs or ran is left alone
-    kill-pod   uid: SIGKILL to its runner
-    end        grace_s: end all pods, then leave
-hub → runner
-    pod      pod: PodPlan; the answer to a hello without a pod
-    volumes  volumes: {name: Volume of kind "files"}; newer contents for a running pod (a file with keep: true stays)
-    ephemeral  container: ContainerPlan and its target (a container's name or ""); one that is known already is left alone
-    stop     grace_s, reason: end the pod as the kubelet would; problem {reason, message} when that makes it Failed
-    network  what pods' networks know of each other, docs/network.md
-    ack      seq: this report is written down
-    ask      id, what "usage", disk (bool: file systems too); answered by "answer" with the same id
-    open     stream, what "exec"|"attach"|"forward"|"logs", and
-             for exec: container, command [..], stdin, stdout, stderr, tty (bools);
-             for attach: container, stdin, stdout, stderr, tty (bools);
-             for forward: port; STDIN goes to it, STDOUT comes from it, END closes either half, STATUS says why it failed;
-             for logs: container, follow, previous, timestamps, since_s (float or null), since_time (RFC 3339 or null),
-             tail_lines (int or null), limit_bytes (int or null), log_stream "All"|"Stdout"|"Stderr"
+Streams are opened by the hub (type "open") with numbers it never reuses on one connection. The control messages are the
+types of `protocol/messages.py`, shown in docs/protocol.md; `protocol/version.py` says which versions understand each other.
 """
 
 from __future__ import annotations
@@ -57,7 +26,12 @@ if TYPE_CHECKING:
     from typing import Any, Iterator
 
 
-PROTOCOL = 1
+if TYPE_CHECKING:
+    from slurmlet.protocol.messages import Message
+
+# The version of messages and plans, in every hello. MINOR rises with each field or type that a peer may rely on, MAJOR
+# when peers of the last one would misunderstand.
+MAJOR, MINOR = 1, 1
 MAX_PAYLOAD = 1 << 20
 INITIAL_WINDOW = 256 << 10
 
@@ -87,8 +61,19 @@ def pack(kind: int, stream: int, payload: bytes = b"") -> bytes:
     return _HEADER.pack(len(payload), kind, stream) + payload
 
 
-def control(type_: str, **fields: Any) -> bytes:
-    return pack(CONTROL, 0, _encode({"type": type_, **fields}).encode())
+def control(message: Message) -> bytes:
+    return pack(CONTROL, 0, _encode(message).encode())
+
+
+def parse(payload: bytes) -> Any:
+    """The message of a CONTROL frame: an object with a type, whatever its fields. Raises ProtocolError."""
+    try:
+        message = json.loads(payload)
+    except ValueError as error:
+        raise ProtocolError(f"bad control message: {error}") from error
+    if not isinstance(message, dict) or not isinstance(message.get("type"), str):
+        raise ProtocolError("bad control message: no object with a type")
+    return message
 
 
 def data(stream: int, channel: int, payload: bytes) -> bytes:

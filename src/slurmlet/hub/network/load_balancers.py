@@ -18,6 +18,7 @@ from slurmlet.kube.events import EventRecorder
 from slurmlet.model import balancers
 from slurmlet.model.balancers import Port
 from slurmlet.model.service_table import balancer_targets
+from slurmlet.protocol.network_tables import NetworkUpdate, Target
 
 log = logging.getLogger(__name__)
 Obj = dict[str, Any]
@@ -47,9 +48,9 @@ class Balancer:
             self._due.add(key)
             self._wake.set()
 
-    def fields(self) -> Obj:
+    def fields(self) -> NetworkUpdate:
         """For the gateway: the whole table, every time."""
-        found = {}
+        found: dict[str, Target] = {}
         for (protocol, port), key in self._held.items():
             service = self._translator.services.get(key)
             if service is not None:

@@ -26,6 +26,7 @@ from slurmlet.model.network_policy import (
     unenforceable,
 )
 from slurmlet.podnet.netd_setup import NO_NETNS
+from slurmlet.protocol.pod_plan import Policy as PodPolicy
 
 Obj = dict[str, Any]
 Labels = Mapping[str, str]
@@ -69,7 +70,7 @@ class Policies:
         self._policies: dict[str, dict[str, Policy]] = {}  # by namespace and name
         # Remembered until something they are made of changes.
         self._members: dict[Peer, tuple[Pod, ...]] = {}
-        self._results: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self._results: dict[tuple[Any, ...], PodPolicy] = {}
         # Whom to tell: these pods, and those that these policies select.
         self._concerned: set[PodUid] = set()
         self._doubtful: set[Policy] = set()
@@ -95,7 +96,7 @@ class Policies:
 
     # What is asked.
 
-    def of(self, uid: PodUid) -> dict[str, Any]:
+    def of(self, uid: PodUid) -> PodPolicy:
         """{ingress, egress} as docs/network.md has them. The same object for pods that the same policies select."""
         pod = self._pod(uid)
         chosen = tuple(self._selecting(pod)) if pod is not None else ()

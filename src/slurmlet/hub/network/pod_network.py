@@ -21,7 +21,7 @@ from slurmlet.hub.network.pod_addresses import Addresses
 from slurmlet.hub.network.service_entries import Translator
 from slurmlet.hub.network.service_watch import Services
 from slurmlet.hub.network.table_board import PODS, Board
-from slurmlet.hub.network.table_push import Follower, Pusher
+from slurmlet.hub.network.table_push import Follower, Own, Pusher
 from slurmlet.hub.runner_links import GATEWAY, RunnerLink
 from slurmlet.kube.client import ApiClient
 from slurmlet.kube.events import EventRecorder
@@ -31,6 +31,7 @@ from slurmlet.model.pod_status import is_terminal
 from slurmlet.model.service_table import asks_for
 from slurmlet.model.stats_summary import Family
 from slurmlet.protocol import wire
+from slurmlet.protocol.network_tables import NetworkUpdate
 
 log = logging.getLogger(__name__)
 Obj = dict[str, Any]
@@ -204,7 +205,11 @@ class Network:
         if self.pusher.follows(link):
             return
         assert self._tasks is not None
-        own = self._balancer.fields if pod is None else lambda: {"policy": self.policies.of(link.uid)}
+
+        def policy() -> NetworkUpdate:
+            return {"policy": self.policies.of(link.uid)}
+
+        own: Own = self._balancer.fields if pod is None else policy
         # Whoever has tables already keeps them until these are whole.
         has_tables = pod is None or bool(link.hello.get("has_pod"))
         follower = Follower(link, own, self._may_begin(has_tables))

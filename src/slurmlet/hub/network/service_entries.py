@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from slurmlet.hub.network.table_board import NODE_PORTS, SERVICES, Board
 from slurmlet.kube.client import ApiClient
 from slurmlet.kube.reflector import Reflector
 from slurmlet.model.service_table import entries, service_key
+from slurmlet.protocol.network_tables import Target
 
 SLICES = "/apis/discovery.k8s.io/v1/endpointslices"
 _NODES = "/api/v1/nodes"
@@ -101,7 +102,7 @@ class Translator:
         for translated in self._listeners:
             translated(due)
 
-    def _put(self, key: Key, wanted: dict[tuple[str, str], Obj]) -> None:
+    def _put(self, key: Key, wanted: Mapping[tuple[str, str], Target]) -> None:
         for where in self._told.pop(key, set()) - set(wanted):
             if self._owners.get(where) == key:
                 del self._owners[where]

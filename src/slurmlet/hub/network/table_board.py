@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from slurmlet.protocol import wire
+from slurmlet.protocol.network_tables import Network
 
 PODS, SERVICES, NODE_PORTS = "pods", "services", "node_ports"
 _TABLES = (PODS, SERVICES, NODE_PORTS)
@@ -101,7 +102,7 @@ class Board:
 
 
 # All has been told: what an earlier hub had told, and this one has not, is gone.
-COMPLETE = wire.control("network", reset=False, complete=True)
+COMPLETE = wire.control({"type": "network", "reset": False, "complete": True})
 
 
 def _frames(tables: Mapping[str, Mapping[str, Any]], *, whole: bool = False) -> list[bytes]:
@@ -112,10 +113,11 @@ def _frames(tables: Mapping[str, Mapping[str, Any]], *, whole: bool = False) -> 
         pieces = [[]]
     frames = []
     for number, piece in enumerate(pieces):
-        message: dict[str, Any] = {"reset": whole and number == 0}
+        message: Network = {"type": "network", "reset": whole and number == 0}
         if whole:
             message["complete"] = False
         for name, key, value in piece:
-            message.setdefault(name, {})[key] = value
-        frames.append(wire.control("network", **message))
+            # By name: a piece may have entries of each table.
+            message.setdefault(name, {})[key] = value  # type: ignore[misc]
+        frames.append(wire.control(message))
     return frames

@@ -10,18 +10,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from slurmlet.hub.network.table_board import COMPLETE, Board
 from slurmlet.hub.runner_links import LinkLost, RunnerLink
 from slurmlet.protocol import wire
+from slurmlet.protocol.network_tables import NetworkUpdate
 
 log = logging.getLogger(__name__)
 _SETTLE_S = 0.005
 _BASE_S, _PER_FOLLOWER_S, _MAX_S = 0.02, 0.0001, 0.4
 
 # Fields of a "network" message that are for one follower only.
-Own = Callable[[], dict[str, Any] | None]
+Own = Callable[[], NetworkUpdate | None]
 
 
 class Follower:
@@ -90,7 +90,7 @@ class Pusher:
                 follower.own_due = False
                 fields = follower.own()
                 if fields is not None:
-                    await follower.link.send(wire.control("network", reset=False, **fields))
+                    await follower.link.send(wire.control({"type": "network", "reset": False, **fields}))
             place = await self._catch_up(follower, place)
             if place == self._board.end and not follower.own_due:
                 await follower.wake.wait()

@@ -31,6 +31,7 @@ from slurmlet.model.plan_builder import (
     pod_plan,
 )
 from slurmlet.model.pod_sources import Sources
+from slurmlet.protocol.pod_plan import ContainerPlan, PodPlan
 
 Obj = Mapping[str, Any]
 # A config map read longer ago than this is read again before the pod starts with it.
@@ -79,7 +80,7 @@ class PodPlanner:
         # A pod may be queued for days: what it will then read anew need not fill the hub's memory.
         asyncio.get_running_loop().call_later(_FRESH_S, state.drop_prepared)
 
-    async def plan(self, state: PodState) -> tuple[dict[str, Any], Sources]:
+    async def plan(self, state: PodState) -> tuple[PodPlan, Sources]:
         """Also gives the pod its address. Raises NoAddressLeft too."""
         sources = await self._sources(state)
         if not state.images:
@@ -87,7 +88,7 @@ class PodPlanner:
         await self._give_address(state)
         return pod_plan(state.pod, await self._setting(state, sources)), sources
 
-    async def container(self, state: PodState, container: Mapping[str, Any]) -> dict[str, Any]:
+    async def container(self, state: PodState, container: Mapping[str, Any]) -> ContainerPlan:
         """The plan of one container that came to a running pod, or changed in it."""
         # The pod as it would be with this container alone: its image and its sources are fetched by the same code.
         alone = {**state.pod["spec"], "containers": [container], "initContainers": [], "volumes": []}

@@ -26,8 +26,9 @@ from slurmlet.runner.volumes.pod_volumes import VolumeError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, Optional
+    from typing import Any, Callable, List, Optional
 
+    from slurmlet.protocol.pod_plan import ContainerPlan
 
 INIT, SIDECAR, MAIN, EPHEMERAL = "init", "sidecar", "main", "ephemeral"
 MAX_CREATE_FAILURES = 5
@@ -35,7 +36,7 @@ MAX_CREATE_FAILURES = 5
 
 class Container:
     def __init__(
-        self, context: PodContext, plan: Dict[str, Any], kind: str, on_change: Callable[[Container], None]
+        self, context: PodContext, plan: ContainerPlan, kind: str, on_change: Callable[[Container], None]
     ) -> None:
         self.plan, self.kind, self.name = plan, kind, str(plan["name"])
         # As it came; `plan` may be filled in anew for each run.
@@ -168,7 +169,7 @@ class Container:
             with open(self._message_file, "wb"):
                 os.chmod(self._message_file, 0o666)  # noqa: S103 - for any user of the container; scratch is 0700
             mounts.append(oci_bundle.Mount(self._message_file, str(message_path), False))
-        user = container_user.resolve(root, self.plan.get("user") or {})
+        user = container_user.resolve(root, self.plan["user"])
         container_user.check_mapped(user, context.mapping)
         return oci_bundle.Facts(
             root,
@@ -203,8 +204,7 @@ class Container:
         self._outputs.started(master)
         if error:
             self.event("Warning", "Failed", f"Error: {error}")
-            now = reporter.now()
-            self._end_run(128, 0, "StartError", f"failed to start container: {error}", now)
+            self._end_run(128, 0, "StartError", f"failed to start container: {error}", reporter.now())
             return
         self._pid = pid
         self._oom_kills = self._context.oom.count()
@@ -213,9 +213,9 @@ class Container:
         self.event("Normal", "Started", "Container started")
         if self._stopping:
             self._termination.kill()
-        if self.plan.get("post_start") and not self._stopping:
+        if not self._stopping and (post_start := self.plan["post_start"]) is not None:
             # Until the hook is done the container is not "running", as with a kubelet.
-            self._hook = Action(self._context, self, self.plan["post_start"], None, self._post_started)
+            self._hook = Action(self._context, self, post_start, None, self._post_started)
         else:
             self._now_running()
 
@@ -229,21 +229,23 @@ class Container:
         self._termination.begin(float(self._context.plan.get("grace_s") or 0))
 
     def _now_running(self) -> None:
-        self._probes = Probes(self._context, self, self.plan.get("probes") or {})
+        self._probes = Probes(self._context, self, self.plan["probes"])
         assert self.facts is not None
         self.report.update(
-            state="running",
-            user=oci_bundle.identity(self.facts),
-            reason="",
-            message="",
-            started_at=self._started_at,
-            finished_at=None,
-            exit_code=None,
-            signal=None,
-            container_id=f"{self._context.runtime.name}://{self.container_id}",
-            restart_count=self._run,
-            started=self._probes.initially_started,
-            ready=self.kind not in (INIT, EPHEMERAL) and self._probes.initially_ready,
+            {
+                "state": "running",
+                "user": oci_bundle.identity(self.facts),
+                "reason": "",
+                "message": "",
+                "started_at": self._started_at,
+                "finished_at": None,
+                "exit_code": None,
+                "signal": None,
+                "container_id": f"{self._context.runtime.name}://{self.container_id}",
+                "restart_count": self._run,
+                "started": self._probes.initially_started,
+                "ready": self.kind not in (INIT, EPHEMERAL) and self._probes.initially_ready,
+            }
         )
         if not self._stopping:
             self._probes.begin()
@@ -286,17 +288,19 @@ class Container:
         self._outputs.finish()
         self._finished_s = time.monotonic()
         self.report.update(
-            state="terminated",
-            reason=reason,
-            message=message or self._last_words(code),
-            started_at=started_at,
-            finished_at=reporter.now(),
-            exit_code=code,
-            signal=number,
-            container_id=f"{self._context.runtime.name}://{self.container_id}",
-            restart_count=self._run,
-            started=False,
-            ready=self.kind == INIT and code == 0,
+            {
+                "state": "terminated",
+                "reason": reason,
+                "message": message or self._last_words(code),
+                "started_at": started_at,
+                "finished_at": reporter.now(),
+                "exit_code": code,
+                "signal": number,
+                "container_id": f"{self._context.runtime.name}://{self.container_id}",
+                "restart_count": self._run,
+                "started": False,
+                "ready": self.kind == INIT and code == 0,
+            }
         )
         self._context.runtime.delete(self.container_id)
         self._clean()
@@ -316,7 +320,7 @@ class Container:
 
     # Starting again.
 
-    def redefine(self, plan: Dict[str, Any]) -> None:
+    def redefine(self, plan: ContainerPlan) -> None:
         """Take another image. As with a kubelet, back-off is for what failed, not for what is new."""
         self.plan = self._asked = plan
         self.report["image"] = str(plan["image"])
@@ -333,9 +337,7 @@ class Container:
         """As soon as the kubelet's back-off allows."""
         wait_s = self._backoff.wait_s(self._finished_s, time.monotonic())
         if self.terminated:
-            kept = ("reason", "message", "started_at", "finished_at", "exit_code", "signal", "container_id")
-            self.report["last"] = {name: self.report[name] for name in kept}
-            self.report.update(exit_code=None, signal=None, finished_at=None, started=False, ready=False)
+            reporter.keep_last_run(self.report)
         reason = self.report["reason"] if self.report["state"] == "waiting" else "CrashLoopBackOff"
         if wait_s > 0 and self.create_failures:
             # What went wrong says more than that it will be tried again.
@@ -357,7 +359,7 @@ class Container:
         self.start()
 
     def _waiting(self, reason: str, message: str) -> None:
-        self.report.update(state="waiting", reason=reason, message=message, started=False, ready=False)
+        reporter.set_waiting(self.report, reason, message)
         self._context.reporter.changed()
 
     # Stopping.
@@ -387,9 +389,7 @@ class Container:
 
     def _stay_ended(self) -> None:
         """It was to start again and will not: its last run is its state after all."""
-        last, self.report["last"] = self.report["last"], None
-        if last is not None:
-            self.report.update(last, state="terminated", ready=False)
+        if reporter.restore_last_run(self.report):
             self._context.reporter.changed()
 
     def event(self, kind: str, reason: str, message: str) -> None:

@@ -8,7 +8,9 @@ from slurmlet.runner.pod.sandbox import SINGLE, Mapping
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional, Tuple
+    from typing import List, Optional, Tuple
+
+    from slurmlet.protocol.pod_plan import PlannedUser
 
 
 class UnknownUser(Exception):
@@ -26,7 +28,7 @@ class User(Record):
     home: str
 
 
-def resolve(root: str, wanted: Dict[str, Any]) -> User:
+def resolve(root: str, wanted: PlannedUser) -> User:
     """`wanted` is the plan's user: {uid, gid, groups, name}; `root` is the image's tree."""
     passwd = _rows(root, "etc/passwd", 7)
     name, _, group = str(wanted.get("name") or "").partition(":")

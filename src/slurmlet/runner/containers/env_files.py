@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Callable, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, Callable, List, Optional
 
 from slurmlet.linux.safe_open import open_beneath
 from slurmlet.runner.volumes.pod_volumes import VolumeError
+
+if TYPE_CHECKING:
+    from slurmlet.protocol.pod_plan import ContainerPlan, EnvironmentFile, MountPlan
 
 _MARK = re.compile("\ufdd0(\\d+)\ufdd1")
 _MAX_FILE_BYTES = 1 << 20
@@ -21,9 +24,9 @@ class BadEnvFile(VolumeError):
     """In the kubelet's words."""
 
 
-def resolve(plan: Dict[str, Any], volume_path: Callable[[str], str]) -> Dict[str, Any]:
+def resolve(plan: ContainerPlan, volume_path: Callable[[str], str]) -> ContainerPlan:
     """The plan with all values in place. Raises VolumeError, OSError."""
-    files: List[Dict[str, Any]] = plan["env_files"]
+    files = plan["env_files"]
     values = [_value(file, volume_path) for file in files]
 
     def put(found: re.Match[str]) -> str:
@@ -42,17 +45,16 @@ def resolve(plan: Dict[str, Any], volume_path: Callable[[str], str]) -> Dict[str
         found = _MARK.fullmatch(value)
         file = files[int(found.group(1))] if found else None
         if file is not None and file["name"] == name and values[int(found.group(1))] is None:  # type: ignore[union-attr]
-            if file["otherwise"] is None and file["image"] is None:
+            instead = file["image"] if file["otherwise"] is None else file["otherwise"]
+            if instead is None:
                 continue
-            value = file["image"] if file["otherwise"] is None else file["otherwise"]
+            value = instead
         env.append([name, filled(value)])
-    mounts = [
-        {**mount, "sub_path": filled(str(mount.get("sub_path") or ""))} for mount in plan.get("mounts") or []
-    ]
+    mounts: List[MountPlan] = [{**mount, "sub_path": filled(mount["sub_path"])} for mount in plan["mounts"]]
     return {**plan, "env": env, "argv": [filled(word) for word in plan["argv"]], "mounts": mounts}
 
 
-def _value(file: Dict[str, Any], volume_path: Callable[[str], str]) -> Optional[str]:
+def _value(file: EnvironmentFile, volume_path: Callable[[str], str]) -> Optional[str]:
     """None where the key is missing and may be. An empty value counts as missing, as with a kubelet."""
     root, path, key = volume_path(str(file["volume"])), str(file["path"]), str(file["key"])
     try:

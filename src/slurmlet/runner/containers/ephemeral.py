@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict
-
 from slurmlet.runner.pod.pod_lifecycle import Lifecycle
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from slurmlet.protocol.pod_plan import ContainerPlan
 
-def start(lifecycle: Lifecycle, plan: Dict[str, Any]) -> None:
+
+def start(lifecycle: Lifecycle, plan: ContainerPlan) -> None:
     """`target` names the container whose processes it is to see."""
     target = lifecycle.find(str(plan.get("target") or ""))
     if target is not None and target.running:

@@ -18,6 +18,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, List, Optional, Tuple
 
+    from slurmlet.protocol.pod_plan import ContainerPlan
+    from slurmlet.protocol.pod_report import RunningUser
+
 
 # containerd's default set.
 DEFAULT_CAPS = [
@@ -127,7 +130,7 @@ class Facts(Record):
     sysfs: str = ""
 
 
-def check_honoured(plan: Dict[str, Any], runtime: str) -> None:
+def check_honoured(plan: ContainerPlan, runtime: str) -> None:
     """Raise NotHonoured for what only this node tells."""
     if plan.get("seccomp") == "RuntimeDefault" and not plan.get("privileged") and runtime != "crun":
         raise NotHonoured(
@@ -138,7 +141,7 @@ def check_honoured(plan: Dict[str, Any], runtime: str) -> None:
         raise NotHonoured("securityContext.seLinuxOptions: a user cannot choose SELinux labels; remove it")
 
 
-def pid_namespace(plan: Dict[str, Any], shared: str) -> str:
+def pid_namespace(plan: ContainerPlan, shared: str) -> str:
     """The pod's, or that of the container an ephemeral one is to look at; "" for one of its own."""
     if shared or not plan.get("target"):
         return shared
@@ -147,7 +150,7 @@ def pid_namespace(plan: Dict[str, Any], shared: str) -> str:
     return f"/proc/{plan['target_pid']}/ns/pid"
 
 
-def make(plan: Dict[str, Any], facts: Facts) -> Dict[str, Any]:
+def make(plan: ContainerPlan, facts: Facts) -> Dict[str, Any]:
     isolation: Dict[str, Any] = {"namespaces": _namespaces(facts)}
     if not plan.get("privileged") and not plan.get("unmasked_proc"):
         isolation["maskedPaths"] = _MASKED
@@ -175,7 +178,7 @@ def make(plan: Dict[str, Any], facts: Facts) -> Dict[str, Any]:
     }
 
 
-def process(plan: Dict[str, Any], facts: Facts, argv: List[str], tty: bool) -> Dict[str, Any]:
+def process(plan: ContainerPlan, facts: Facts, argv: List[str], tty: bool) -> Dict[str, Any]:
     """The process part; also what an exec in the container runs."""
     user = facts.user
     identity: Dict[str, Any] = {"uid": user.uid, "gid": user.gid, "umask": 0o022}
@@ -196,14 +199,14 @@ def process(plan: Dict[str, Any], facts: Facts, argv: List[str], tty: bool) -> D
     }
 
 
-def identity(facts: Facts) -> Dict[str, Any]:
+def identity(facts: Facts) -> RunningUser:
     """Who the first process is, as it can see itself: with one uid there are no further groups."""
     user = facts.user
     others = () if facts.mapping.kind == SINGLE else user.groups
     return {"uid": user.uid, "gid": user.gid, "groups": [user.gid, *others]}
 
 
-def environment(plan: Dict[str, Any], user: User, tty: bool) -> List[str]:
+def environment(plan: ContainerPlan, user: User, tty: bool) -> List[str]:
     given = dict(plan["env"])
     if tty:
         given.setdefault("TERM", "xterm")
@@ -220,7 +223,7 @@ def nested(user: User) -> bool:
     return user.uid != 0 or user.gid != 0
 
 
-def capabilities(plan: Dict[str, Any]) -> List[str]:
+def capabilities(plan: ContainerPlan) -> List[str]:
     add = {_cap(name) for name in plan.get("add_caps") or []}
     drop = {_cap(name) for name in plan.get("drop_caps") or []}
     base = (
@@ -268,7 +271,7 @@ def _system_mounts(facts: Facts, privileged: bool) -> List[Dict[str, Any]]:
     ]
 
 
-def _devices(plan: Dict[str, Any]) -> List[Dict[str, Any]]:
+def _devices(plan: ContainerPlan) -> List[Dict[str, Any]]:
     if not plan.get("privileged") and not plan.get("gpus"):
         return []
     from slurmlet.runner.containers import devices

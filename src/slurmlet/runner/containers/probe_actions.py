@@ -15,7 +15,10 @@ from slurmlet.runner.pod.pod_context import PodContext
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, Optional
+    from typing import Any, Callable, Optional
+
+    from slurmlet.protocol.pod_plan import Action as ActionPlan
+    from slurmlet.protocol.pod_plan import NetworkAction
 
     OnOutcome = Callable[[bool, str], None]
 
@@ -31,7 +34,7 @@ class Action:
         self,
         context: PodContext,
         container: Any,
-        action: Dict[str, Any],
+        action: ActionPlan,
         timeout_s: Optional[float],
         on_outcome: OnOutcome,
     ) -> None:
@@ -54,7 +57,7 @@ class Action:
         self._on_outcome = None
         self._end()
 
-    def _look(self, action: Dict[str, Any], timeout_s: Optional[float]) -> None:
+    def _look(self, action: NetworkAction, timeout_s: Optional[float]) -> None:
         network = self._context.network
 
         def work() -> Any:

@@ -8,7 +8,10 @@ from __future__ import annotations
 import socket
 import ssl
 import struct
-from typing import Any, Callable, Dict, List, Tuple
+from typing import TYPE_CHECKING, Any, Callable, List, Tuple
+
+if TYPE_CHECKING:
+    from slurmlet.protocol.pod_plan import HttpAction, NetworkAction
 
 _MAX_REDIRECTS = 10
 USER_AGENT = "kube-probe/1.36"
@@ -19,21 +22,20 @@ Outcome = Tuple[bool, str]
 Connect = Callable[[str, int, float], socket.socket]
 
 
-def check(action: Dict[str, Any], address: str, timeout_s: float, connect: Connect) -> Outcome:
-    kind = action["kind"]
-    host = str(action.get("host") or address)
+def check(action: NetworkAction, address: str, timeout_s: float, connect: Connect) -> Outcome:
+    host = address if action["kind"] == "grpc" else action["host"] or address
     try:
-        if kind == "http":
+        if action["kind"] == "http":
             return _http(action, host, timeout_s, connect)
-        if kind == "tcp":
-            with connect(host, int(action["port"]), timeout_s):
+        if action["kind"] == "tcp":
+            with connect(host, action["port"], timeout_s):
                 return True, ""
-        return _grpc(host, int(action["port"]), str(action["service"]), timeout_s, connect)
+        return _grpc(host, action["port"], action["service"], timeout_s, connect)
     except OSError as error:
         return False, f"dial tcp {host}:{action['port']}: {error}"
 
 
-def _http(action: Dict[str, Any], host: str, timeout_s: float, connect: Connect) -> Outcome:
+def _http(action: HttpAction, host: str, timeout_s: float, connect: Connect) -> Outcome:
     path, port, scheme = str(action["path"]), int(action["port"]), str(action["scheme"])
     for _ in range(_MAX_REDIRECTS):
         with connect(host, port, timeout_s) as plain:

@@ -13,7 +13,9 @@ from slurmlet.runner.pod.pod_context import PodContext
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, Optional, Protocol
+    from typing import Any, Callable, List, Mapping, Optional, Protocol
+
+    from slurmlet.protocol.pod_plan import Probe
 
     class Subject(Protocol):
         """What is probed."""
@@ -32,7 +34,7 @@ _TITLES = {STARTUP: "Startup", LIVENESS: "Liveness", READINESS: "Readiness"}
 class Probes:
     """All probes of one run. Made when the container runs, closed when it ends."""
 
-    def __init__(self, context: PodContext, container: Any, plans: Dict[str, Any]) -> None:
+    def __init__(self, context: PodContext, container: Any, plans: Mapping[str, Any]) -> None:
         self._context, self._container = context, container
         self._plans = plans
         self._workers: List[_Worker] = []
@@ -70,7 +72,7 @@ class Probes:
                 self._add(kind)
 
     def _add(self, kind: str) -> None:
-        plan = self._plans[kind]
+        plan: Probe = self._plans[kind]
         wait_s = max(0.0, plan["initial_delay_s"] - (time.monotonic() - self._began_s))
         self._workers.append(_Worker(self._context, self._container, kind, plan, wait_s, self._result))
 
@@ -98,7 +100,7 @@ class _Worker:
         context: PodContext,
         container: Any,
         kind: str,
-        plan: Dict[str, Any],
+        plan: Probe,
         wait_s: float,
         on_result: Callable[[_Worker, bool], None],
     ) -> None:

@@ -8,13 +8,13 @@ from slurmlet.protocol.log_files import last_words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict
+    from slurmlet.protocol.pod_plan import ContainerPlan
 
 
 _MAX_BYTES = 4096
 
 
-def termination_message(plan: Dict[str, Any], path: str, log: str, code: int) -> str:
+def termination_message(plan: ContainerPlan, path: str, log: str, code: int) -> str:
     """`path` is where the file named by terminationMessagePath really lies."""
     text = ""
     if plan.get("termination_message_path"):

@@ -12,7 +12,9 @@ from slurmlet.linux.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Optional, Tuple
+    from typing import Optional, Tuple
+
+    from slurmlet.protocol.cluster_files import HubFile
 
 
 class PodDir(Record):
@@ -47,12 +49,12 @@ class PodDir(Record):
     def logs(self) -> str:
         return self.file("logs")
 
-    def hub(self) -> Dict[str, Any]:
+    def hub(self) -> HubFile:
         """Where the hub listens now: {addresses, runner_port, server_name, pod_network}. Raises OSError or ValueError."""
         import json
 
         with open(os.path.join(self.cluster_dir, "hub.json"), encoding="utf-8") as file:
-            found: Dict[str, Any] = json.load(file)
+            found: HubFile = json.load(file)
         return found
 
 

@@ -17,7 +17,9 @@ from slurmlet.protocol import wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, Optional, Protocol, Tuple
+    from typing import Callable, List, Optional, Protocol, Tuple
+
+    from slurmlet.protocol.cluster_files import HubFile
 
     class Access(Protocol):
         """Where the hub is, and what proves it and us: a pod's directory, or the gateway's."""
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
             """Files of the certificate and of its key; None where the first has both."""
             ...
 
-        def hub(self) -> Dict[str, Any]: ...
+        def hub(self) -> HubFile: ...
 
 
 CONNECT_TIMEOUT_S = 5.0
@@ -60,7 +62,7 @@ class Link:
         self._out = bytearray()
         self._piece: bytes = b""
         self._addresses: List[str] = []
-        self._hub: Dict[str, Any] = {}
+        self._hub: Optional[HubFile] = None
         self._delay_s = FIRST_DELAY_S
         self._timer: Optional[Timer] = None
         self._complained = ""
@@ -72,8 +74,8 @@ class Link:
     def start(self) -> None:
         """Read where the hub is now and try its addresses in turn."""
         try:
-            self._hub = self._access.hub()
-            self._addresses = [str(address) for address in self._hub["addresses"]]
+            self._hub = hub = self._access.hub()
+            self._addresses = [str(address) for address in hub["addresses"]]
         except (OSError, ValueError, KeyError) as error:
             self._lost(f"hub.json: {error}")
             return
@@ -99,6 +101,7 @@ class Link:
         if not self._addresses:
             self._lost(problem)
             return
+        assert self._hub is not None
         address = self._addresses.pop(0)
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._socket = plain = socket.socket(family, socket.SOCK_STREAM)
@@ -120,8 +123,8 @@ class Link:
             self._next_address(f"{address}: {os.strerror(result)}")
             return
         try:
-            name = str(self._hub.get("server_name", "hub.slurmlet"))
-            self._tls = _secured(plain, name, self._access)
+            assert self._hub is not None
+            self._tls = _secured(plain, self._hub["server_name"], self._access)
         except (OSError, ValueError) as error:
             self._next_address(f"{address}: {error}")
             return

@@ -30,6 +30,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, Optional
 
+    from slurmlet.protocol.messages import NetdToRunner
+    from slurmlet.protocol.network_tables import NetworkUpdate
+    from slurmlet.protocol.pod_plan import PodPlan
     from slurmlet.runner.pod.network_view import Cancel, OnDialled
 
 
@@ -57,13 +60,15 @@ class Parts(Record):
 
 
 class PodNetwork:
-    def __init__(self, parts: Parts, plan: Dict[str, Any], host_ip: str) -> None:
+    def __init__(self, parts: Parts, plan: PodPlan, host_ip: str) -> None:
         self._parts, self._plan = parts, plan
-        self._setup: Setup = from_plan(plan["network"], host_ip)
+        network = plan["network"]
+        assert network is not None
+        self._setup: Setup = from_plan(network, host_ip)
         directory = parts.scratch.private_dir("network")
         # By which other netds know this one; where the pod has its host's network it is shown to nobody.
         self._overlay_ip = addresses.text(self._setup.ip)
-        if plan["network"].get("from_host"):
+        if network.get("from_host"):
             if parts.making is not None:
                 parts.making.abandon()
             self._setup = self._setup._replace(ip=self._setup.host_ip)
@@ -82,9 +87,10 @@ class PodNetwork:
         self._births.setblocking(False)
         parts.loop.reading(self._births.fileno(), self._born)
         self._tables = TableLog()
-        if plan["network"].get("policy"):
+        policy = network.get("policy")
+        if policy is not None:
             # Holds from the first packet on; what the hub pushes comes a moment later.
-            self._tables.apply({"policy": plan["network"]["policy"]})
+            self._tables.apply({"policy": policy})
         self._listeners: Dict[int, int] = {}
         self._numbers = 0
         self._ports: Dict[str, int] = {}
@@ -150,7 +156,7 @@ class PodNetwork:
 
     # The hub.
 
-    def told(self, frame: bytes, message: Dict[str, Any]) -> None:
+    def told(self, frame: bytes, message: NetworkUpdate) -> None:
         """The hub's "network" message, parsed and as it came."""
         self._tables.apply(message)
         if self._netd is not None:
@@ -160,12 +166,14 @@ class PodNetwork:
         """Tell the hub where the pod is: when the network is made, and after each new connection to it."""
         self._parts.say(
             wire.control(
-                "attached",
-                ip=self._overlay_ip,
-                overlay_port=self._overlay.getsockname()[1],
-                mode=self.mode,
-                why=self.why,
-                listeners=self._ports,
+                {
+                    "type": "attached",
+                    "ip": self._overlay_ip,
+                    "overlay_port": self._overlay.getsockname()[1],
+                    "mode": self.mode,
+                    "why": self.why,
+                    "listeners": self._ports,
+                }
             )
         )
 
@@ -201,7 +209,7 @@ class PodNetwork:
         channel = Channel(self._parts.loop, control, self._heard, lambda: None)
         self._netd = _Netd(channel, births)
         for message in self._tables.messages():
-            channel.send("network", **message)
+            channel.send(message)
 
     def _netd_ended(self, code: int, _signal: int) -> None:
         print(f"netd ended with {code}; starting another", file=sys.stderr, flush=True)
@@ -215,19 +223,18 @@ class PodNetwork:
         self._parts.loop.later(self._delay_s, self._begin)
         self._delay_s = min(_MAX_RESTART_S, max(0.1, 2 * self._delay_s))
 
-    def _heard(self, message: Dict[str, Any]) -> None:
-        kind = message["type"]
-        if kind == "ready":
+    def _heard(self, message: NetdToRunner) -> None:
+        if message["type"] == "ready":
             self._parts.loop.later(_MAX_RESTART_S, self._calm_down)
-        elif kind == "listeners":
+        elif message["type"] == "listeners":
             self._ports = message["listeners"]
-            self._parts.say(wire.control("listeners", listeners=self._ports))
-        elif kind == "counts":
-            self._parts.say(wire.control("network-counts", counts=message["counts"]))
-        elif kind == "ports-taken":
-            self._parts.say(wire.control("ports-taken", ports=message["ports"]))
-        elif kind == "gone":
-            fd = self._listeners.pop(int(message["number"]), None)
+            self._parts.say(wire.control(message))
+        elif message["type"] == "counts":
+            self._parts.say(wire.control({"type": "network-counts", "counts": message["counts"]}))
+        elif message["type"] == "ports-taken":
+            self._parts.say(wire.control(message))
+        elif message["type"] == "gone":
+            fd = self._listeners.pop(message["number"], None)
             if fd is not None:
                 os.close(fd)
 

@@ -11,7 +11,9 @@ from slurmlet.runner.pod.resolver_config import resolv_conf
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, Optional, Protocol
+    from typing import Callable, Optional, Protocol
+
+    from slurmlet.protocol.pod_plan import PodPlan
 
     OnDialled = Callable[[Optional[socket.socket], int], None]
     Cancel = Callable[[], None]
@@ -50,7 +52,7 @@ class HostNetwork:
     sysfs = ""
     enter = None
 
-    def __init__(self, plan: Dict[str, Any], address: str) -> None:
+    def __init__(self, plan: PodPlan, address: str) -> None:
         self._plan, self._address = plan, address
 
     def address(self) -> str:

@@ -18,8 +18,9 @@ from slurmlet.runner.volumes.pod_volumes import Volumes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List
+    from typing import List
 
+    from slurmlet.protocol.pod_plan import PodPlan
     from slurmlet.runner.containers.oci_runtime import Runtime
     from slurmlet.runner.pod.network_view import Network
 
@@ -35,7 +36,7 @@ class PodContext(Record):
     mapping: Mapping
     network: Network
     pod: PodDir
-    plan: Dict[str, Any]
+    plan: PodPlan
     # Of the pod's shared PID namespace, or "".
     pid_namespace: str
     # Of what its containers share in IPC.
@@ -80,7 +81,7 @@ def _aliases(extra: List[List[str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_etc(scratch: Scratch, network: Network, plan: Dict[str, Any]) -> None:
+def write_etc(scratch: Scratch, network: Network, plan: PodPlan) -> None:
     """hosts, hostname and resolv.conf: one set for the pod, as the kubelet does it."""
     directory = scratch.private_dir("etc")
     names = [str(name) for name in plan.get("host_names") or [network.hostname()]]

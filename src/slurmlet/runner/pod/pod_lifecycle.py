@@ -21,7 +21,9 @@ from slurmlet.runner.pod.pod_context import PodContext
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, Optional, Set
+    from typing import Callable, List, Optional, Set
+
+    from slurmlet.protocol.pod_plan import ContainerPlan, RestartRule
 
 
 # What a sidecar gets when the containers before it used up the grace; the kubelet's minimum.
@@ -53,13 +55,13 @@ class Lifecycle:
         self._stop_by_s: Optional[float] = None
         self._done = False
 
-    def _make(self, plan: Dict[str, Any], kind: str) -> Container:
+    def _make(self, plan: ContainerPlan, kind: str) -> Container:
         return Container(self._context, plan, kind, self._changed)
 
     def find(self, name: str) -> Optional[Container]:
         return next((each for each in self.all_containers() if each.name == name), None)
 
-    def add_ephemeral(self, plan: Dict[str, Any]) -> None:
+    def add_ephemeral(self, plan: ContainerPlan) -> None:
         """A container for looking into the running pod. One that is known already is left as it is."""
         if self._done or self._stop_by_s is not None or self.find(str(plan["name"])) is not None:
             return
@@ -68,7 +70,7 @@ class Lifecycle:
         self._context.reporter.report["ephemeral_containers"][container.name] = container.report
         container.start()
 
-    def redefine(self, plan: Dict[str, Any]) -> None:
+    def redefine(self, plan: ContainerPlan) -> None:
         """Another image for a container. One that is just being made is left to become what it was to be first."""
         container = self.find(str(plan["name"]))
         if container is None or self._done or self._stop_by_s is not None:
@@ -95,7 +97,7 @@ class Lifecycle:
         """The first failure in the order of the pod; sidecars do not count, as in Kubernetes."""
         for each in (*self._init, *self._main):
             if each.kind != SIDECAR and each.failed:
-                return int(each.report["exit_code"])
+                return each.report["exit_code"] or 1
         return 1 if self._failed or self._context.reporter.report["problem"] else 0
 
     # What happens next. Called after every change; looks at the whole and does what is due.
@@ -127,10 +129,10 @@ class Lifecycle:
         self._next_init, self._main_started = 0, False
         self._go_on()
 
-    def _rule(self, container: Container) -> Optional[Dict[str, Any]]:
+    def _rule(self, container: Container) -> Optional[RestartRule]:
         """The first of its restart rules that its exit code meets."""
-        code = int(container.report["exit_code"])
-        rules: List[Dict[str, Any]] = container.plan.get("restart_rules") or []
+        code = container.report["exit_code"]
+        rules = container.plan["restart_rules"]
         return next((rule for rule in rules if (code in rule["values"]) == (rule["operator"] == "In")), None)
 
     def _start_again(self, container: Container) -> None:

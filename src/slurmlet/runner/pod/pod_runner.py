@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import signal
 import sys
@@ -22,9 +21,12 @@ from slurmlet.runner.streams.link_streams import Stream, Streams, find_container
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional
+    from typing import List, Optional
 
     from slurmlet.podnet.network_namespace import Making
+    from slurmlet.protocol.messages import Ask, HubToRunner, Open, PodOrder
+    from slurmlet.protocol.pod_plan import PodPlan
+    from slurmlet.protocol.pod_report import PodUsage
     from slurmlet.runner.host.scratch import Scratch
     from slurmlet.runner.pod.network_attachment import PodNetwork
     from slurmlet.runner.pod.network_view import Network
@@ -104,15 +106,18 @@ class Runner:
         has_pod = self._lifecycle is not None
         self._link.send(
             wire.control(
-                "hello",
-                protocol=wire.PROTOCOL,
-                pod_uid=self._pod.uid,
-                job_id=self._job_id,
-                host=os.uname().nodename,
-                host_ip=address,
-                version=VERSION,
-                has_pod=has_pod,
-                report=self._reporter.report if has_pod else None,
+                {
+                    "type": "hello",
+                    "protocol": wire.MAJOR,
+                    "minor": wire.MINOR,
+                    "pod_uid": self._pod.uid,
+                    "job_id": self._job_id,
+                    "host": os.uname().nodename,
+                    "host_ip": address,
+                    "version": VERSION,
+                    "has_pod": has_pod,
+                    "report": self._reporter.report if has_pod else None,
+                }
             )
         )
         if has_pod:
@@ -127,39 +132,45 @@ class Runner:
         if frame.kind != wire.CONTROL:
             self._streams.frame(frame)
             return
-        try:
-            message: Dict[str, Any] = json.loads(frame.payload)
-        except ValueError as error:
-            raise wire.ProtocolError(f"bad control message: {error}") from error
-        kind = message.get("type")
-        if kind == "pod" and self._lifecycle is None:
-            self._begin(message["pod"])
-        elif kind == "stop":
-            if message.get("problem"):
+        message: HubToRunner = wire.parse(frame.payload)
+        if message["type"] == "network":
+            if self._pod_network is not None:
+                self._pod_network.told(frame.payload, message)
+        elif message["type"] == "open":
+            self._streams.open(message)
+        elif message["type"] == "ack":
+            self._reporter.acked(message["seq"])
+        elif message["type"] == "ask":
+            self._answer(message)
+        elif message["type"] == "refused":
+            print(f"the hub refused this runner: {message['reason']}", file=sys.stderr, flush=True)
+        else:
+            self._told_of_pod(message)
+
+    def _told_of_pod(self, message: PodOrder) -> None:
+        if message["type"] == "pod":
+            if self._lifecycle is None:
+                self._begin(message["pod"])
+        elif message["type"] == "stop":
+            if "problem" in message:
                 self._reporter.problem(message["problem"]["reason"], message["problem"]["message"])
-            self._stop(float(message.get("grace_s") or 0))
-        elif kind == "volumes" and self._context is not None:
+            self._stop(message["grace_s"])
+        elif self._context is None or self._lifecycle is None:
+            return
+        elif message["type"] == "volumes":
             from slurmlet.runner.volumes import volume_updates
 
             volume_updates.refresh(self._context, message)
-        elif kind == "ephemeral" and self._lifecycle is not None:
+        elif message["type"] == "ephemeral":
             from slurmlet.runner.containers.ephemeral import start
 
             start(self._lifecycle, message["container"])
-        elif kind == "container" and self._lifecycle is not None:
+        elif message["type"] == "container":
             self._lifecycle.redefine(message["container"])
-        elif kind == "ack":
-            self._reporter.acked(int(message.get("seq") or 0))
-        elif kind == "open":
-            self._streams.open(message)
-        elif kind == "ask":
-            self._answer(message)
-        elif kind == "network" and self._pod_network is not None:
-            self._pod_network.told(frame.payload, message)
 
     # The pod.
 
-    def _begin(self, plan: Dict[str, Any]) -> None:
+    def _begin(self, plan: PodPlan) -> None:
         from slurmlet.runner.pod import pod_setup
         from slurmlet.runner.pod.pod_lifecycle import Lifecycle
         from slurmlet.runner.volumes import volume_updates
@@ -183,7 +194,7 @@ class Runner:
         volume_updates.begin(self._context, self._lifecycle)
         self._sweep()
 
-    def _make_network(self, plan: Dict[str, Any], scratch: Scratch) -> Network:
+    def _make_network(self, plan: PodPlan, scratch: Scratch) -> Network:
         if not plan.get("network"):
             from slurmlet.runner.pod.network_view import HostNetwork
 
@@ -207,7 +218,7 @@ class Runner:
         if left:
             self._children.call(lambda: remove_trees(left), lambda _value, _error: None)
 
-    def _open_session(self, message: Dict[str, Any], stream: Stream) -> Session:
+    def _open_session(self, message: Open, stream: Stream) -> Session:
         if message["what"] == "forward":
             from slurmlet.runner.streams.forwarded_port import forward
 
@@ -228,11 +239,11 @@ class Runner:
         options = LogOptions.from_message(message)
         return LogSession(self._loop, container, options, stream, str(self._context.plan["name"]))
 
-    def _answer(self, message: Dict[str, Any]) -> None:
+    def _answer(self, message: Ask) -> None:
         """What the pod uses, now; null before it has begun."""
 
-        def answer(usage: Optional[Dict[str, Any]]) -> None:
-            self._link.send(wire.control("answer", id=message["id"], usage=usage))
+        def answer(usage: Optional[PodUsage]) -> None:
+            self._link.send(wire.control({"type": "answer", "id": message["id"], "usage": usage}))
 
         if self._context is None or self._lifecycle is None or message.get("what") != "usage":
             answer(None)

@@ -21,8 +21,7 @@ from slurmlet.runner.volumes.pod_volumes import Volumes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict
-
+    from slurmlet.protocol.pod_plan import PodPlan
     from slurmlet.runner.pod.network_view import Network
 
 
@@ -53,7 +52,7 @@ def mount_private(scratch: Scratch) -> None:
     )
 
 
-def make_context(around: Around, plan: Dict[str, Any], scratch: Scratch, network: Network) -> PodContext:
+def make_context(around: Around, plan: PodPlan, scratch: Scratch, network: Network) -> PodContext:
     """Raises Forbidden for what a pod may not ask for here, NoRuntime and OSError for what the node cannot give."""
     write_etc(scratch, network, plan)
     executable = find_runtime(around.pod.cluster_dir)

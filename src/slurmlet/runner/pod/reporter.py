@@ -16,17 +16,21 @@ from slurmlet.runner.pod.claim import PodDir, write_atomically
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, Optional
+    from typing import Callable, Final, Optional
 
+    from slurmlet.protocol.pod_report import ContainerReport, Phase, PodReport
 
-STARTING, RUNNING, STOPPING, DONE = "Starting", "Running", "Stopping", "Done"
+STARTING: Final = "Starting"
+RUNNING: Final = "Running"
+STOPPING: Final = "Stopping"
+DONE: Final = "Done"
 
 
 def now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
-def new_container_report(reason: str, image: str) -> Dict[str, Any]:
+def new_container_report(reason: str, image: str) -> ContainerReport:
     return {
         "image": image,
         "state": "waiting",
@@ -44,6 +48,36 @@ def new_container_report(reason: str, image: str) -> Dict[str, Any]:
     }
 
 
+def keep_last_run(report: ContainerReport) -> None:
+    """The run that has ended becomes the previous one."""
+    report["last"] = {
+        "reason": report["reason"],
+        "message": report["message"],
+        "started_at": report["started_at"],
+        "finished_at": report["finished_at"],
+        "exit_code": report["exit_code"],
+        "signal": report["signal"],
+        "container_id": report["container_id"],
+    }
+    report.update({"exit_code": None, "signal": None, "finished_at": None, "started": False, "ready": False})
+
+
+def restore_last_run(report: ContainerReport) -> bool:
+    """The previous run is the container's state after all; False when there was none."""
+    last, report["last"] = report["last"], None
+    if last is None:
+        return False
+    report.update(last)  # type: ignore[typeddict-item] # a part of the report's own fields
+    report["state"], report["ready"] = "terminated", False
+    return True
+
+
+def set_waiting(report: ContainerReport, reason: str, message: str) -> None:
+    report.update(
+        {"state": "waiting", "reason": reason, "message": message, "started": False, "ready": False}
+    )
+
+
 class Reporter:
     def __init__(self, loop: Loop, pod: PodDir, send: Callable[[bytes], None]) -> None:
         self._loop, self._pod, self._send = loop, pod, send
@@ -51,7 +85,7 @@ class Reporter:
         self._acked = 0
         self._due = False
         self._written = ""
-        self.report: Dict[str, Any] = {
+        self.report: PodReport = {
             "phase": STARTING,
             "started_at": now(),
             "exit_code": None,
@@ -67,7 +101,7 @@ class Reporter:
             self._due = True
             self._loop.soon(self._report)
 
-    def set_phase(self, phase: str) -> None:
+    def set_phase(self, phase: Phase) -> None:
         if self.report["phase"] != phase:
             self.report["phase"] = phase
             self.changed()
@@ -79,7 +113,11 @@ class Reporter:
             self.changed()
 
     def event(self, kind: str, reason: str, message: str, container: str = "") -> None:
-        self._send(wire.control("event", kind=kind, reason=reason, message=message, container=container))
+        self._send(
+            wire.control(
+                {"type": "event", "kind": kind, "reason": reason, "message": message, "container": container}
+            )
+        )
 
     def send_again(self) -> None:
         """After the link came back: the hello carried the report, acks start anew."""
@@ -95,13 +133,13 @@ class Reporter:
     def bye(self) -> None:
         self._write_if_new_phase()
         self._seq += 1
-        self._send(wire.control("bye", seq=self._seq, report=self.report))
+        self._send(wire.control({"type": "bye", "seq": self._seq, "report": self.report}))
 
     def _report(self) -> None:
         self._due = False
         self._write_if_new_phase()
         self._seq += 1
-        self._send(wire.control("report", seq=self._seq, report=self.report))
+        self._send(wire.control({"type": "report", "seq": self._seq, "report": self.report}))
 
     def _write_if_new_phase(self) -> None:
         if self._written == self.report["phase"]:
@@ -110,7 +148,7 @@ class Reporter:
         _write(self._pod, self.report)
 
 
-def _write(pod: PodDir, report: Dict[str, Any]) -> None:
+def _write(pod: PodDir, report: PodReport) -> None:
     try:
         write_atomically(pod.file("report.json"), (json.dumps(report) + "\n").encode())
     except OSError as error:
@@ -120,7 +158,7 @@ def _write(pod: PodDir, report: Dict[str, Any]) -> None:
 
 def leave_word(pod: PodDir, reason: str, message: str, exit_code: Optional[int] = 1) -> None:
     """A last report of a runner that never got as far as a sandbox."""
-    report = {
+    report: PodReport = {
         "phase": DONE,
         "started_at": now(),
         "exit_code": exit_code,

@@ -9,7 +9,9 @@ from slurmlet.linux.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Iterable, List, Optional
+    from typing import Dict, Iterable, List, Optional
+
+    from slurmlet.protocol.pod_plan import ResolverPlan
 
 
 _MAX_NAMESERVERS = 3
@@ -27,12 +29,12 @@ class Resolver(Record):
     options: List[str]
 
 
-def resolv_conf(plan: Optional[Dict[str, Any]]) -> str:
+def resolv_conf(plan: Optional[ResolverPlan]) -> str:
     """The text for this plan on this host; None: the host's own."""
     return host_file() if plan is None else merged(plan, host_file())
 
 
-def merged(plan: Dict[str, Any], host_text: str) -> str:
+def merged(plan: ResolverPlan, host_text: str) -> str:
     host, base = parse(host_text), plan.get("base")
     if base is None:
         start = host

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from slurmlet.runner.pod.pod_context import PodContext
 from slurmlet.runner.pod.pod_lifecycle import Lifecycle
+
+if TYPE_CHECKING:
+    from slurmlet.protocol.pod_report import ContainerUsage, PodUsage, Space
 
 # A walk that takes longer tells nothing rather than something wrong.
 _WALK_S = 5.0
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-
-Answer = Dict[str, Any]
 
 
 class Running(NamedTuple):
@@ -39,11 +40,11 @@ class Usage:
         # process, so the sum over the living can fall; a counter must not.
         self._most: Dict[Tuple[str, str], float] = {}
 
-    def ask(self, disk: bool, on_answer: Callable[[Optional[Answer]], None]) -> None:
+    def ask(self, disk: bool, on_answer: Callable[[Optional[PodUsage]], None]) -> None:
         running = self._running()
         volumes = self._empty_dirs() if disk else {}
 
-        def done(answer: Optional[Answer], error: str) -> None:
+        def done(answer: Optional[PodUsage], error: str) -> None:
             on_answer(None if error or answer is None else self._never_less(answer))
 
         self._context.children.call(lambda: look(running, volumes, disk=disk), done)
@@ -70,7 +71,7 @@ class Usage:
             if plan.get("kind") == "empty"
         }
 
-    def _never_less(self, answer: Answer) -> Answer:
+    def _never_less(self, answer: PodUsage) -> PodUsage:
         most = {}
         for name, told in answer["containers"].items():
             run = (name, told["started_at"])
@@ -79,9 +80,9 @@ class Usage:
         return answer
 
 
-def look(running: List[Running], volumes: Dict[str, str], *, disk: bool, proc: str = "/proc") -> Answer:
+def look(running: List[Running], volumes: Dict[str, str], *, disk: bool, proc: str = "/proc") -> PodUsage:
     members = processes_of({each.name: each.pid for each in running}, proc)
-    containers = {}
+    containers: Dict[str, ContainerUsage] = {}
     for each in running:
         pids = members[each.name]
         cpu_s = sum(_cpu_s(pid, proc) for pid in pids)
@@ -183,7 +184,7 @@ def _memory_of_old_kernel(pid: int, proc: str) -> Tuple[int, int]:
         return 0, 0
 
 
-def space(path: str) -> Optional[Dict[str, int]]:
+def space(path: str) -> Optional[Space]:
     """What a tree takes, and the file system it is on; None when it cannot be told in time."""
     try:
         whole = os.statvfs(path)

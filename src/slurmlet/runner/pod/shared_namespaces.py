@@ -13,7 +13,7 @@ from slurmlet.runner.host.scratch import Scratch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict
+    from slurmlet.protocol.pod_plan import PodPlan
 
 
 _QUIET = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
@@ -23,7 +23,7 @@ class Forbidden(OSError):
     """A sysctl that this node does not let a user set, even in a namespace of their own."""
 
 
-def share_ipc(plan: Dict[str, Any], scratch: Scratch) -> str:
+def share_ipc(plan: PodPlan, scratch: Scratch) -> str:
     """The directory that holds shm and mqueue for all containers."""
     directory = scratch.private_dir("ipc")
     targets = {name: os.path.join(directory, name) for name in ("shm", "mqueue")}

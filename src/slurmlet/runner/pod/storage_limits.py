@@ -7,11 +7,14 @@ Loaded only by pods that have such limits.
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, Dict, List, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Tuple
 
 from slurmlet.runner.pod.eviction import PERIOD_S, disk_usage_bytes
 from slurmlet.runner.pod.pod_context import PodContext
 from slurmlet.runner.pod.pod_lifecycle import Lifecycle
+
+if TYPE_CHECKING:
+    from slurmlet.protocol.pod_plan import StorageLimits
 
 _MOST_OF_THE_TIME = 10
 
@@ -19,7 +22,7 @@ _MOST_OF_THE_TIME = 10
 class StorageWatch:
     def __init__(self, context: PodContext, lifecycle: Lifecycle, evict: Callable[[str], None]) -> None:
         self._context, self._lifecycle, self._evict = context, lifecycle, evict
-        self._limits: Dict[str, Any] = context.plan["storage_limits"]
+        self._limits = context.plan["storage_limits"]
 
     def start(self) -> None:
         self._context.loop.later(PERIOD_S, self._look)
@@ -49,7 +52,7 @@ def measure(containers: Dict[str, List[str]], volumes: List[str]) -> Tuple[Dict[
     return used, sum(disk_usage_bytes(path) for path in volumes)
 
 
-def too_much(limits: Dict[str, Any], used: Dict[str, int], volumes_bytes: int) -> str:
+def too_much(limits: StorageLimits, used: Dict[str, int], volumes_bytes: int) -> str:
     """The kubelet's sentence, its trailing space included; "" while all is within bounds. The pod as a whole first."""
     whole = limits.get("pod")
     if whole is not None and sum(used.values()) + volumes_bytes > whole[0]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import struct
 from collections import deque
-from typing import Any, Deque, Dict, Optional, Tuple
+from typing import TYPE_CHECKING, Deque, Optional, Tuple
 
 from slurmlet.linux.event_loop import Loop, Timer
 from slurmlet.protocol import wire
@@ -18,13 +18,16 @@ from slurmlet.protocol.log_files import STDOUT
 from slurmlet.runner.containers.container import Container
 from slurmlet.runner.streams.link_streams import Refused, Stream
 
+if TYPE_CHECKING:
+    from slurmlet.protocol.messages import OpenAttach
+
 STALLED_S = 10.0
 # The answer to a client's last line comes after the end of its input.
 LAST_ANSWER_S = 1.0
 
 
 class AttachSession:
-    def __init__(self, loop: Loop, container: Container, message: Dict[str, Any], stream: Stream) -> None:
+    def __init__(self, loop: Loop, container: Container, message: OpenAttach, stream: Stream) -> None:
         outputs = container.outputs
         if outputs is None:
             raise Refused(f"container {container.name} is not running", "Conflict")

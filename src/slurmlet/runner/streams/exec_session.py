@@ -7,7 +7,7 @@ import json
 import os
 import struct
 import termios
-from typing import Any, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, List, Optional
 
 from slurmlet.linux.event_loop import Loop, pipe
 from slurmlet.protocol import wire
@@ -17,14 +17,15 @@ from slurmlet.runner.containers.oci_runtime import Start
 from slurmlet.runner.pod.pod_context import PodContext
 from slurmlet.runner.streams.link_streams import Refused, Stream
 
+if TYPE_CHECKING:
+    from slurmlet.protocol.messages import OpenExec
+
 _READ_BYTES = 32 << 10
 _SIZE_WAIT_S = 0.1
 
 
 class ExecSession:
-    def __init__(
-        self, context: PodContext, container: Container, message: Dict[str, Any], stream: Stream
-    ) -> None:
+    def __init__(self, context: PodContext, container: Container, message: OpenExec, stream: Stream) -> None:
         if not container.running or container.facts is None:
             raise Refused(f"container {container.name} is not running", "Conflict")
         self._loop, self._stream = context.loop, stream

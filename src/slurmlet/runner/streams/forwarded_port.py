@@ -14,6 +14,7 @@ from slurmlet.runner.streams.link_streams import Refused, Stream
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from slurmlet.protocol.messages import OpenForward
     from slurmlet.runner.pod.network_view import Cancel, Network
 
 
@@ -22,7 +23,7 @@ _READ_BYTES = 64 << 10
 _LOOPBACKS = (("127.0.0.1", "IPv4"), ("::1", "IPv6"))
 
 
-def forward(context: Optional[PodContext], message: Dict[str, Any], stream: Stream) -> ForwardSession:
+def forward(context: Optional[PodContext], message: OpenForward, stream: Stream) -> ForwardSession:
     port = int(message["port"])
     if context is None:
         raise Refused("the pod has not begun", "Conflict")

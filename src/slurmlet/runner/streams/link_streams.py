@@ -12,6 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, Optional, Protocol
 
+    from slurmlet.protocol.messages import Open
     from slurmlet.runner.pod.pod_lifecycle import Lifecycle
 
     Send = Callable[[bytes], None]
@@ -62,12 +63,12 @@ class Stream:
 
 
 class Streams:
-    def __init__(self, send: Send, open_session: Callable[[Dict[str, Any], Stream], Session]) -> None:
+    def __init__(self, send: Send, open_session: Callable[[Open, Stream], Session]) -> None:
         self._send, self._open_session = send, open_session
         self._streams: Dict[int, Stream] = {}
         self._sessions: Dict[int, Session] = {}
 
-    def open(self, message: Dict[str, Any]) -> None:
+    def open(self, message: Open) -> None:
         number = int(message["stream"])
         stream = Stream(number, self._send, self._closed)
         self._streams[number] = stream

@@ -22,6 +22,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, List, Optional, Tuple
 
+    from slurmlet.protocol.pod_plan import (
+        ContainerPlan,
+        EmptyVolume,
+        FilesVolume,
+        MountPlan,
+        PodPlan,
+        ProjectedFile,
+        Volume,
+    )
+
 
 # As the kubelet's documentation promises for image volumes; read-only besides.
 _IMAGE_OPTIONS = ("noexec", "nosuid", "nodev")
@@ -43,8 +53,8 @@ class MountFailed(VolumeError):
 
 
 class Volumes:
-    def __init__(self, plan: Dict[str, Any], scratch: Scratch, mapping: Mapping) -> None:
-        self._plans: Dict[str, Dict[str, Any]] = plan.get("volumes") or {}
+    def __init__(self, plan: PodPlan, scratch: Scratch, mapping: Mapping) -> None:
+        self._plans: Dict[str, Volume] = plan.get("volumes") or {}
         self._scratch, self._mapping = scratch, mapping
         self._paths: Dict[str, str] = {}
         self._staged = 0
@@ -57,31 +67,29 @@ class Volumes:
 
     def prepare(self, children: Children, on_done: Callable[[str], None]) -> None:
         """Unpack the images of image volumes, one after another; on_done gets "" or what went wrong."""
-        waiting = [name for name, plan in self._plans.items() if plan["kind"] == "image"]
+        waiting = [plan["image_dir"] for plan in self._plans.values() if plan["kind"] == "image"]
 
         def next_one(_tree: Any, error: str) -> None:
             if error or not waiting:
                 on_done(error)
                 return
-            plan = self._plans[waiting.pop()]
-            if find_unpacked(plan["image_dir"], self._scratch.images, self._mapping):
+            directory = waiting.pop()
+            if find_unpacked(directory, self._scratch.images, self._mapping):
                 next_one("", "")
                 return
-            children.call(
-                lambda: unpack_once(plan["image_dir"], self._scratch.images, self._mapping), next_one
-            )
+            children.call(lambda: unpack_once(directory, self._scratch.images, self._mapping), next_one)
 
         next_one("", "")
 
     # For each run of a container.
 
-    def mounts(self, container: Dict[str, Any]) -> List[Mount]:
+    def mounts(self, container: ContainerPlan) -> List[Mount]:
         """The mounts of one container, its volumes made where this is their first use. Raises VolumeError, OSError."""
         found = [self._mount(wanted) for wanted in container.get("mounts") or []]
         # Outer paths first, or an outer mount would hide an inner one.
         return sorted(found, key=lambda mount: os.path.normpath(mount.path).count("/"))
 
-    def _mount(self, wanted: Dict[str, Any]) -> Mount:
+    def _mount(self, wanted: MountPlan) -> Mount:
         name = str(wanted["volume"])
         source, plan = self.path(name), self._plans[name]
         read_only = bool(wanted.get("read_only") or plan.get("read_only")) or plan["kind"] in (
@@ -106,7 +114,7 @@ class Volumes:
                 raise MountFailed(name, error) from error
         return self._paths[name]
 
-    def _make(self, name: str, plan: Dict[str, Any]) -> str:
+    def _make(self, name: str, plan: Volume) -> str:
         if plan["kind"] == "files":
             path = self._scratch.private_dir("volumes", name)
             project(path, plan, self._group)
@@ -126,11 +134,11 @@ class Volumes:
             return path
         raise VolumeError(f"volume {name!r} is of the unknown kind {plan['kind']!r}")
 
-    def _empty(self, name: str, plan: Dict[str, Any]) -> str:
+    def _empty(self, name: str, plan: EmptyVolume) -> str:
         path = os.path.join(self._scratch.pod, "volumes", name)
         os.makedirs(path, mode=0o755, exist_ok=True)
         if plan.get("medium") == "Memory":
-            size = f",size={int(plan['size_bytes'])}" if plan.get("size_bytes") else ""
+            size = f",size={plan['size_bytes']}" if plan["size_bytes"] else ""
             syscalls.mount("tmpfs", path, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "mode=1777" + size)
         self._open_to_pod(path, 0o1777 if plan.get("medium") == "Memory" else 0o777)
         return path
@@ -142,7 +150,7 @@ class Volumes:
             mode |= stat.S_ISGID
         os.chmod(path, mode)
 
-    def _sub_path(self, volume: str, path: str, plan: Dict[str, Any]) -> str:
+    def _sub_path(self, volume: str, path: str, plan: Volume) -> str:
         """Bind what was opened, not its name: a container of this pod could swap the name for a link meanwhile."""
         image = plan["kind"] == "image"
         make = os.path.isdir(volume) and not image and not plan.get("read_only")
@@ -181,7 +189,7 @@ class Volumes:
 
     # While the pod runs.
 
-    def refresh(self, volumes: Dict[str, Dict[str, Any]]) -> None:
+    def refresh(self, volumes: Dict[str, FilesVolume]) -> None:
         """Newer contents of volumes of files. A mount by subPath keeps what it has, as with a kubelet."""
         for name, newer in volumes.items():
             plan = self._plans.get(name)
@@ -210,18 +218,19 @@ class Volumes:
     def limited(self) -> Dict[str, Tuple[str, int, str]]:
         """emptyDirs on disk that have a limit: name → (path, bytes, the limit as written)."""
         return {
-            name: (self._paths[name], int(plan["size_bytes"]), str(plan.get("limit") or plan["size_bytes"]))
+            name: (self._paths[name], limit_bytes(plan), plan["limit"])
             for name, plan in self._plans.items()
-            if name in self._paths and has_limit(plan)
+            if name in self._paths and plan["kind"] == "empty" and limit_bytes(plan)
         }
 
 
-def has_limit(plan: Dict[str, Any]) -> bool:
-    return bool(plan["kind"] == "empty" and plan.get("medium") != "Memory" and plan.get("size_bytes"))
+def limit_bytes(plan: Volume) -> int:
+    """Of an emptyDir on disk; 0: it has none."""
+    return plan["size_bytes"] or 0 if plan["kind"] == "empty" and plan["medium"] != "Memory" else 0
 
 
-def _or_kept(file: Dict[str, Any], kept: Optional[Dict[str, Any]]) -> Dict[str, Any]:
-    return {**file, "data": (kept or {}).get("data", "")} if file.get("keep") else file
+def _or_kept(file: ProjectedFile, kept: Optional[ProjectedFile]) -> ProjectedFile:
+    return {**file, "data": kept.get("data", "") if kept else ""} if file.get("keep") else file
 
 
 _CHECKS: Dict[str, Tuple[Callable[[int], bool], str]] = {

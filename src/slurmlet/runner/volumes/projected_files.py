@@ -18,7 +18,9 @@ from slurmlet.runner.host.image_unpack import remove_tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional, Set
+    from typing import Dict, List, Optional, Set
+
+    from slurmlet.protocol.pod_plan import FilesVolume, ProjectedFile
 
 
 DATA, _NEW_DATA = "..data", "..data_tmp"
@@ -28,7 +30,7 @@ class BadName(Exception):
     """A file that would lie outside its volume, or over the links that make the swap work."""
 
 
-def project(directory: str, plan: Dict[str, Any], group: Optional[int] = None) -> bool:
+def project(directory: str, plan: FilesVolume, group: Optional[int] = None) -> bool:
     """Bring the volume to what the plan says; False when it is so already. `group`: who owns the files (fsGroup)."""
     files = {_clean(name): file for name, file in (plan.get("files") or {}).items()}
     data = os.path.join(directory, DATA)
@@ -61,11 +63,11 @@ def _clean(name: str) -> str:
     return "/".join(parts)
 
 
-def _content(file: Dict[str, Any]) -> bytes:
+def _content(file: ProjectedFile) -> bytes:
     return binascii.a2b_base64(file.get("data") or "")
 
 
-def _differs(directory: str, files: Dict[str, Dict[str, Any]]) -> bool:
+def _differs(directory: str, files: Dict[str, ProjectedFile]) -> bool:
     present: Set[str] = set()
     for place, _, names in os.walk(directory):
         present.update(os.path.relpath(os.path.join(place, name), directory) for name in names)
@@ -89,7 +91,7 @@ def _dated_directory(directory: str) -> str:
             continue
 
 
-def _write(directory: str, files: Dict[str, Dict[str, Any]], default_mode: int, group: Optional[int]) -> None:
+def _write(directory: str, files: Dict[str, ProjectedFile], default_mode: int, group: Optional[int]) -> None:
     for name, file in files.items():
         path = os.path.join(directory, name)
         os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
@@ -104,14 +106,14 @@ def _write(directory: str, files: Dict[str, Dict[str, Any]], default_mode: int, 
             os.fchmod(handle, mode)
 
 
-def _link_names(directory: str, files: Dict[str, Dict[str, Any]]) -> None:
+def _link_names(directory: str, files: Dict[str, ProjectedFile]) -> None:
     for name in _top_names(files):
         path = os.path.join(directory, name)
         if not os.path.lexists(path):
             os.symlink(f"{DATA}/{name}", path)
 
 
-def _unlink_names(directory: str, files: Dict[str, Dict[str, Any]]) -> None:
+def _unlink_names(directory: str, files: Dict[str, ProjectedFile]) -> None:
     wanted = set(_top_names(files))
     for name in os.listdir(directory):
         path = os.path.join(directory, name)
@@ -119,5 +121,5 @@ def _unlink_names(directory: str, files: Dict[str, Dict[str, Any]]) -> None:
             os.unlink(path)
 
 
-def _top_names(files: Dict[str, Dict[str, Any]]) -> List[str]:
+def _top_names(files: Dict[str, ProjectedFile]) -> List[str]:
     return sorted({name.split("/")[0] for name in files})

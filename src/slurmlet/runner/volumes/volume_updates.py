@@ -6,11 +6,13 @@ import sys
 
 from slurmlet.runner.pod.pod_context import PodContext
 from slurmlet.runner.pod.pod_lifecycle import Lifecycle
-from slurmlet.runner.volumes.pod_volumes import MountFailed, has_limit
+from slurmlet.runner.volumes.pod_volumes import MountFailed, limit_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict
+    from slurmlet.protocol.messages import Volumes
+
+    pass
 
 
 def begin(context: PodContext, lifecycle: Lifecycle) -> None:
@@ -23,10 +25,10 @@ def begin(context: PodContext, lifecycle: Lifecycle) -> None:
             lifecycle.stop(0)
             return
         lifecycle.start()
-        if any(has_limit(plan) for plan in (context.plan.get("volumes") or {}).values()):
+        if any(limit_bytes(plan) for plan in context.plan["volumes"].values()):
             _watch_limits(context, lifecycle)
-        limits = context.plan.get("storage_limits") or {}
-        if limits.get("pod") or limits.get("containers"):
+        limits = context.plan["storage_limits"]
+        if limits["pod"] or limits["containers"]:
             from slurmlet.runner.pod.storage_limits import StorageWatch
 
             StorageWatch(context, lifecycle, lambda message: _evict(context, lifecycle, message)).start()
@@ -34,7 +36,7 @@ def begin(context: PodContext, lifecycle: Lifecycle) -> None:
     context.volumes.prepare(context.children, prepared)
 
 
-def refresh(context: PodContext, message: Dict[str, Any]) -> None:
+def refresh(context: PodContext, message: Volumes) -> None:
     """The hub's `volumes` message. A volume that cannot be written keeps what it has, as with a kubelet."""
     try:
         context.volumes.refresh(message.get("volumes") or {})
