@@ -229,6 +229,31 @@ def test_two_clusters_and_two_users_side_by_side(testbed: Any, mine: str) -> Non
     assert program(testbed, PROCESSES_OF, OTHER) == ""
 
 
+def test_no_other_host_takes_a_live_cluster_away_and_a_dead_one_is_forgotten_by_force(
+    testbed: Any, mine: str
+) -> None:
+    force = ["slurmlet", "down", "--force", "-c", OTHER]
+    run = f"{ROOT}/{OTHER}/run"
+    try:
+        up(testbed, OTHER)
+        # A record that got lost makes no difference.
+        testbed.run(["rm", f"{run}/supervisor.json"])
+        for argv in (force, ["slurmlet", "down", "-c", OTHER], ["slurmlet", "up", "-c", OTHER]):
+            refused = testbed.run(argv, host="c1", check=False)
+            assert refused.code != 0
+            assert "ssh login slurmlet" in refused.stderr
+        assert testbed.run(["slurmlet", "kubectl", "-c", OTHER, "get", "--raw", "/readyz"]).stdout == "ok"
+        sign = json.loads(testbed.run(["cat", f"{run}/heartbeat.json"]).stdout)
+        assert sign["host"] == "login"
+        testbed.run(["kill", "-KILL", str(sign["pid"])])
+        # As if a minute had passed.
+        testbed.run(["touch", "-d", "1 minute ago", f"{run}/heartbeat.json"])
+        assert testbed.run(force, host="c1").ok
+        assert program(testbed, PROCESSES_OF, OTHER) == ""
+    finally:
+        purge(testbed, OTHER)
+
+
 def test_down_leaves_no_process_port_or_job_and_up_brings_the_data_back(testbed: Any, mine: str) -> None:
     config = json.loads(testbed.run(["cat", f"{ROOT}/{mine}/cluster.json"]).stdout)
     kubectl = ["slurmlet", "kubectl", "--cluster", mine]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,10 +10,12 @@ import pytest
 
 from slurmlet.base.errors import SlurmletError
 from slurmlet.base.files import private_dir, write_json
+from slurmlet.base.host_addresses import host_name
 from slurmlet.base.layout import ClusterFiles
 from slurmlet.controlplane.cluster_config import ClusterConfig
 from slurmlet.controlplane.cluster_jobs import cancel_all, live_jobs
 from slurmlet.controlplane.cluster_stop import down, remove_tree
+from slurmlet.controlplane.heartbeat import Heartbeat
 from slurmlet.controlplane.run_files import (
     ProcessIdentity,
     make_dirs,
@@ -138,6 +141,34 @@ def test_removing_a_tree_leaves_what_its_links_point_to(tmp_path: Path) -> None:
     (private_dir(tmp_path / "tree") / "link").symlink_to(outside)
     remove_tree(tmp_path / "tree")
     assert (outside / "precious").exists()
+
+
+def test_a_cluster_that_lives_on_another_host_is_not_forgotten_even_by_force(
+    files: ClusterFiles, squeue: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_files(files)
+    write_supervisor(run, ProcessIdentity(os.getpid(), 1, "boot", "login2"), "2026-01-01T00:00:00Z")
+    Heartbeat(run.heartbeat, "login2", 7).claim()
+    with pytest.raises(SlurmletError, match="alive on login2") as refused:
+        down(files, force=True)
+    assert "ssh login2 slurmlet down -c exp" in refused.value.hint
+    assert run.supervisor.exists()
+    monkeypatch.setattr("slurmlet.controlplane.heartbeat._WATCH_S", 0.5)
+    os.utime(run.heartbeat, (1, 1))
+    down(files, force=True)
+    assert not run.supervisor.exists()
+    assert json.loads(run.heartbeat.read_text()) == {"ended_by": host_name()}, "should it live after all"
+
+
+def test_pids_that_another_host_recorded_are_nobodys_here(files: ClusterFiles, squeue: Path) -> None:
+    run = run_files(files)
+    write_supervisor(run, ProcessIdentity(1, 1, "boot", "login2"), "2026-01-01T00:00:00Z")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as mine:
+        state = {"pid": mine.pid, "start_ticks": start_ticks(mine.pid), "restarts": 0}
+        write_json(run.components, {"etcd": state})
+        down(files, force=True)
+        assert mine.poll() is None
+        mine.kill()
 
 
 def test_another_hosts_cluster_is_forgotten_by_force_only(files: ClusterFiles, squeue: Path) -> None:

@@ -19,6 +19,7 @@ from slurmlet.base.layout import ClusterFiles
 from slurmlet.controlplane import pki
 from slurmlet.controlplane.cluster_config import ClusterConfig
 from slurmlet.controlplane.component_process import next_backoff
+from slurmlet.controlplane.heartbeat import Heartbeat, give_up
 from slurmlet.controlplane.run_files import make_dirs, read_components, run_files, start_ticks
 from slurmlet.controlplane.supervisor import cap, rotate
 
@@ -59,8 +60,12 @@ class Trial:
         (self.binaries / name).write_text(text)
         (self.binaries / name).chmod(0o700)
 
-    def start(self) -> None:
-        argv = [sys.executable, "-P", "-m", "slurmlet.controlplane", str(self.files.root), str(self.binaries)]
+    def start(self, *, beat_s: float = 10.0) -> None:
+        program = (
+            "from slurmlet.controlplane import heartbeat, supervisor\n"
+            f"heartbeat.INTERVAL_S = {beat_s}\nsupervisor.run_as_program()\n"
+        )
+        argv = [sys.executable, "-P", "-c", program, str(self.files.root), str(self.binaries)]
         log = (self.files.logs / "supervisor.log").open("ab")
         path = os.pathsep.join([str(self.python_path), *filter(None, sys.path)])
         self.process = subprocess.Popen(
@@ -158,6 +163,25 @@ def test_second_supervisor_leaves_at_once(trial: Trial) -> None:
     done = subprocess.run(argv, capture_output=True, text=True, timeout=20, check=False)
     assert done.returncode == 1
     assert "another supervisor" in done.stdout
+
+
+def test_a_supervisor_on_another_host_is_respected_where_the_lock_is_not_seen(trial: Trial) -> None:
+    Heartbeat(run_files(trial.files).heartbeat, "login2", 7).claim()
+    trial.start()
+    assert trial.process is not None
+    assert trial.process.wait(20) == 1
+    assert "a supervisor on login2 has this cluster" in (trial.files.logs / "supervisor.log").read_text()
+    assert trial.state("etcd") == {}, "nothing was started"
+
+
+def test_a_supervisor_whose_cluster_was_given_up_elsewhere_ends_its_components(trial: Trial) -> None:
+    trial.start(beat_s=0.1)
+    assert trial.process is not None
+    etcd = trial.pid("etcd")
+    give_up(run_files(trial.files).heartbeat, "login2")
+    assert trial.process.wait(20) == 0
+    assert trial.gone(etcd)
+    assert "login2" in run_files(trial.files).heartbeat.read_text(), "what login2 wrote stays"
 
 
 def test_components_do_not_inherit_blocked_signals(trial: Trial) -> None:

@@ -20,7 +20,11 @@ from slurmlet.controlplane.user_tools import default_cluster
 )
 @click.option("--purge", is_flag=True, help="Forget its data too: objects, logs, keys, persistent volumes.")
 @click.option("--yes", is_flag=True, help="Do not ask before --purge.")
-@click.option("--force", is_flag=True, help="Also when it was started on another host that is gone for good.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Also forget a cluster that was started on another host and gives no sign of life there.",
+)
 def command(cluster: str, purge: bool, yes: bool, force: bool) -> None:
     """Stop my cluster and every Slurm job it made. Without --purge a later `up` brings its objects back."""
     from slurmlet.controlplane.cluster_stop import down

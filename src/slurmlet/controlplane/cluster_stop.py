@@ -22,6 +22,7 @@ from slurmlet.base.host_addresses import host_name
 from slurmlet.base.layout import ClusterFiles
 from slurmlet.base.processes import run
 from slurmlet.controlplane import cluster_config as configs
+from slurmlet.controlplane import heartbeat
 from slurmlet.controlplane.cluster_jobs import cancel_all
 from slurmlet.controlplane.components import HUB
 from slurmlet.controlplane.run_files import (
@@ -30,6 +31,7 @@ from slurmlet.controlplane.run_files import (
     lifecycle_lock,
     read_components,
     read_supervisor,
+    refuse_if_alive_elsewhere,
     run_files,
     running_supervisor,
 )
@@ -50,10 +52,12 @@ class Stopped:
 def down(
     files: ClusterFiles, *, purge: bool = False, force: bool = False, steps: Steps | None = None
 ) -> Stopped:
-    """Stop everything of the cluster. `force` forgets a supervisor that was recorded on another host."""
+    """Stop everything of the cluster. `force` forgets a supervisor on another host that gives no sign of life."""
     steps = steps or Steps()
     config = configs.load_existing(files)
-    if not force:
+    if force:
+        refuse_if_alive_elsewhere(files)
+    else:
         running_supervisor(files, "down")
     problem: SlurmletError | None = None
     with lifecycle_lock(files):
@@ -109,6 +113,10 @@ def _stop_supervisor(supervisor: ProcessIdentity) -> None:
 
 def _stop_leftovers(files: ClusterFiles) -> None:
     """Components that the record names and that still run on this host, if the supervisor died in an odd way."""
+    record = read_supervisor(run_files(files))
+    sign = heartbeat.read(run_files(files).heartbeat)
+    if (record is not None and record[0].elsewhere) or (sign is not None and sign.host != host_name()):
+        return  # their pids mean other processes here
     left = [
         who for state in read_components(run_files(files)).values() if (who := _recorded(state)) is not None
     ]
@@ -126,7 +134,13 @@ def _recorded(state: dict[str, Any]) -> ProcessIdentity | None:
 
 
 def _forget(files: ClusterFiles) -> None:
-    for path in (run_files(files).supervisor, run_files(files).components, files.hub):
+    run = run_files(files)
+    sign = heartbeat.read(run.heartbeat)
+    if sign is not None and sign.host != host_name():
+        heartbeat.give_up(run.heartbeat, host_name())
+    else:
+        run.heartbeat.unlink(missing_ok=True)
+    for path in (run.supervisor, run.components, files.hub):
         path.unlink(missing_ok=True)
 
 

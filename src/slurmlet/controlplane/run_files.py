@@ -19,6 +19,7 @@ from slurmlet.base.errors import SlurmletError
 from slurmlet.base.files import locked, private_dir, read_json, write_json
 from slurmlet.base.host_addresses import host_name
 from slurmlet.base.layout import ClusterFiles
+from slurmlet.controlplane import heartbeat
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,18 @@ class RunFiles:
 
     @property
     def supervisor_lock(self) -> Path:
-        """Held by the supervisor for as long as it lives; the kernel lets go of it even after kill -9."""
+        """Held by the supervisor for as long as it lives; the kernel lets go of it even after kill -9. It holds among
+        the processes of one host only: on many shared file systems flock is local (heartbeat.py)."""
         return self.root / "supervisor.lock"
 
     @property
     def supervisor(self) -> Path:
         return self.root / "supervisor.json"
+
+    @property
+    def heartbeat(self) -> Path:
+        """Renewed by the supervisor, read by other hosts."""
+        return self.root / "heartbeat.json"
 
     @property
     def components(self) -> Path:
@@ -158,12 +165,38 @@ class ElsewhereError(SlurmletError):
 
 def running_supervisor(files: ClusterFiles, command: str) -> tuple[ProcessIdentity, str] | None:
     """The supervisor alive on this host; raises ElsewhereError when the record names another host."""
-    found = read_supervisor(run_files(files))
+    run = run_files(files)
+    found = read_supervisor(run)
     if found is None:
+        # Its record may be lost; that it lives is seen all the same.
+        sign = heartbeat.read(run.heartbeat)
+        if sign is not None and sign.host != host_name() and heartbeat.is_fresh(run.heartbeat):
+            raise ElsewhereError(files, sign.host, command)
         return None
     if found[0].elsewhere:
         raise ElsewhereError(files, found[0].host, command)
     return found if found[0].alive() else None
+
+
+class AliveElsewhereError(SlurmletError):
+    """The cluster is to be forgotten by force, but its supervisor lives on another host."""
+
+    reason = "RunsElsewhere"
+
+    def __init__(self, files: ClusterFiles, host: str) -> None:
+        super().__init__(
+            f"cluster {files.name!r} is alive on {host}: its supervisor gives signs of life, and this is {host_name()}",
+            hint=f"Stop it there: ssh {host} slurmlet down -c {files.name}\n"
+            f"  If {host} was lost just now, try again in {heartbeat.FRESH_S:g} s.",
+        )
+
+
+def refuse_if_alive_elsewhere(files: ClusterFiles) -> None:
+    """Raises AliveElsewhereError. Takes some seconds where the last sign of life from another host is old."""
+    path = run_files(files).heartbeat
+    sign = heartbeat.read(path)
+    if sign is not None and sign.host != host_name() and heartbeat.is_alive(path):
+        raise AliveElsewhereError(files, sign.host)
 
 
 @contextlib.contextmanager
@@ -171,7 +204,7 @@ def lifecycle_lock(files: ClusterFiles) -> Iterator[None]:
     """One `up` or `down` at a time per cluster.
 
     A `down --purge` removes the lock with the rest: who waited for it then holds a file that nobody else sees. That is
-    harmless, because the supervisor has a lock of its own.
+    harmless, because the supervisor has a lock of its own, and across hosts its heartbeat.
     """
     make_dirs(files)
     path = run_files(files).lock

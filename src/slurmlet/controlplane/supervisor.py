@@ -26,6 +26,7 @@ from slurmlet.controlplane.api_probe import ApiProbe
 from slurmlet.controlplane.cluster_config import ClusterConfig, now
 from slurmlet.controlplane.component_process import Child, adopt_orphans, kill_adopted, reap_orphans
 from slurmlet.controlplane.components import HUB, Component, components
+from slurmlet.controlplane.heartbeat import Heartbeat, TakenError
 from slurmlet.controlplane.run_files import ProcessIdentity, run_files, write_supervisor
 
 _WAKING = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1}
@@ -46,14 +47,23 @@ def main(arguments: list[str]) -> int:
         if not ours:
             _log("another supervisor has this cluster; leaving")
             return 1
-        Supervisor(files, Path(binaries)).run()
+        identity = ProcessIdentity.of(os.getpid())
+        assert identity is not None
+        heartbeat = Heartbeat(run_files(files).heartbeat, identity.host, identity.pid)
+        heartbeat.claim()
+        Supervisor(files, Path(binaries), identity, heartbeat).run()
     return 0
 
 
 class Supervisor:
-    def __init__(self, files: ClusterFiles, binaries: Path) -> None:
+    def __init__(
+        self, files: ClusterFiles, binaries: Path, identity: ProcessIdentity, heartbeat: Heartbeat
+    ) -> None:
         self._files = files
         self._binaries = binaries
+        self._identity, self._heartbeat = identity, heartbeat
+        self._taken = False
+        self._since = now()
         self._config = configs.load_existing(files)
         self._api_answers = False
         self._probe = ApiProbe(files, timeout_s=1.0)
@@ -68,22 +78,25 @@ class Supervisor:
 
     def run(self) -> None:
         adopt_orphans()
-        identity = ProcessIdentity.of(os.getpid())
-        assert identity is not None
         for child in self._children.values():
             rotate(child.log)
-        write_supervisor(run_files(self._files), identity, now())
-        _log(f"supervisor {identity.pid} of cluster {self._config.name} ({self._config.id})")
+        write_supervisor(run_files(self._files), self._identity, self._since)
+        _log(f"supervisor {self._identity.pid} of cluster {self._config.name} ({self._config.id})")
         try:
             self._watch()
+        except TakenError as error:
+            self._taken = True
+            _log(f"{error.message}; ending")
         finally:
             self._stop_all()
-            run_files(self._files).supervisor.unlink(missing_ok=True)
+            if self._heartbeat.release():
+                run_files(self._files).supervisor.unlink(missing_ok=True)
             _log("all components ended")
 
     def _watch(self) -> None:
         housekeeping_s = time.monotonic() + _HOUSEKEEPING_S
         while True:
+            self._heartbeat.beat()
             self._start_due()
             woken = signal.sigtimedwait(_WAKING, self._pause_s())
             # Some sites' Slurm signals every process of a job. Inside one, the workload comes first: whoever started this
@@ -142,10 +155,10 @@ class Supervisor:
 
     def _pause_s(self) -> float:
         waiting = [child for child in self._children.values() if child.process is None and not child.held]
-        if not waiting:
-            return _HOUSEKEEPING_S
-        until_due_s = min(child.due_s for child in waiting) - time.monotonic()
-        return max(_API_POLL_S, until_due_s)
+        due_s = self._heartbeat.pause_s()
+        if waiting:
+            due_s = min(due_s, min(child.due_s for child in waiting) - time.monotonic())
+        return max(_API_POLL_S, due_s)
 
     def _notice_deaths(self) -> None:
         reap_orphans(self._pids())
@@ -211,6 +224,8 @@ class Supervisor:
         return {child.process.pid for child in self._children.values() if child.process is not None}
 
     def _record(self) -> None:
+        if self._taken:
+            return  # the file is another supervisor's by now
         try:
             write_json(
                 run_files(self._files).components,
