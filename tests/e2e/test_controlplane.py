@@ -242,7 +242,9 @@ def test_no_other_host_takes_a_live_cluster_away_and_a_dead_one_is_forgotten_by_
             refused = testbed.run(argv, host="c1", check=False)
             assert refused.code != 0
             assert "ssh login slurmlet" in refused.stderr
-        assert testbed.run(["slurmlet", "kubectl", "-c", OTHER, "get", "--raw", "/readyz"]).stdout == "ok"
+        assert (
+            testbed.run(["slurmlet", "kubectl", "--cluster", OTHER, "get", "--raw", "/readyz"]).stdout == "ok"
+        )
         sign = json.loads(testbed.run(["cat", f"{run}/heartbeat.json"]).stdout)
         assert sign["host"] == "login"
         testbed.run(["kill", "-KILL", str(sign["pid"])])

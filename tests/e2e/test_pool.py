@@ -133,6 +133,7 @@ def test_two_hundred_pods_that_do_not_fit_all_go_to_the_default_partition(
     eventually(lambda: len(chosen()) == 201)
     assert sorted(set(chosen())) == ["batch", name]
     assert chosen().count(name) == 1
+    kubectl("delete", "pod", "first", "--wait=false")  # before the others: its node is waited for
 
 
 def test_a_pods_own_preference_comes_before_the_pool(pool: Pool, kubectl: Kubectl) -> None:
