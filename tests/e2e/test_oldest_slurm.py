@@ -44,8 +44,9 @@ def test_a_pod_runs_with_logs_and_exec_and_its_exit_code_is_the_jobs(
     assert kubectl("exec", "going", "--", "hostname").stdout == "going\n"
     kubectl.wait_phase("bad", "Failed")
     assert accounted(testbed, kubectl.job_id("bad")) == "FAILED|7:0"
+    job_id = kubectl.job_id("going")
     kubectl("delete", "pod", "going", "--wait=true")
-    assert accounted(testbed, kubectl.job_id("going")).startswith(("COMPLETED", "CANCELLED", "FAILED"))
+    assert accounted(testbed, job_id).startswith(("COMPLETED", "CANCELLED", "FAILED"))
 
 
 def test_a_job_that_is_cancelled_fails_its_pod(testbed: Testbed, kubectl: Kubectl) -> None:
