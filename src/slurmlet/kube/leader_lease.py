@@ -102,14 +102,15 @@ class LeaderElector:
         return False
 
     async def _give_up(self) -> None:
-        version, _ = self._seen
-        change = {
-            "metadata": {"resourceVersion": version},
-            "spec": {"holderIdentity": "", "leaseDurationSeconds": 1},
-        }
+        """Read first: a renewal that was cut short may have been written all the same."""
+        path = f"{self._leases}/{self._name}"
         try:
-            async with asyncio.timeout(self._times.retry_s):
-                await self._client.patch(f"{self._leases}/{self._name}", change)
+            async with asyncio.timeout(self._times.renew_deadline_s / 2):
+                lease = await self._client.get(path)
+                if lease["spec"].get("holderIdentity") == self.identity:
+                    version = {"resourceVersion": lease["metadata"]["resourceVersion"]}
+                    free = {"holderIdentity": "", "leaseDurationSeconds": 1}
+                    await self._client.patch(path, {"metadata": version, "spec": free})
         except (ApiError, TimeoutError) as error:
             log.info("lease %s: not given up: %s", self._name, error)
 
