@@ -1,0 +1,1 @@
+"""The seat of Slurm jobs as Kubernetes objects. Empty yet."""
