@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from slurmlet.linux.event_loop import Loop
 from slurmlet.podnet.netd_setup import Tls
 from tests.unit.sealed import TrackedSealer, make_tls
+
+# The same examples in every run: a failure that comes and goes would be blamed on the machine. No deadline: the machine may
+# be busy. `HYPOTHESIS_MAX_EXAMPLES=5000 pytest …` (or --hypothesis-seed) searches further.
+settings.register_profile(
+    "slurmlet",
+    derandomize="HYPOTHESIS_MAX_EXAMPLES" not in os.environ,
+    max_examples=int(os.environ.get("HYPOTHESIS_MAX_EXAMPLES", "60")),
+    deadline=None,
+    database=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("slurmlet")
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ class _Held:
 
     def whole(self) -> Optional[bytes]:
         """The payload, once no byte of it is missing."""
-        if self.end is None or not self.first:
+        if self.end is None or not self.first or len(self.first) + self.end > _MAX_BYTES:
             return None
         parts: List[bytes] = []
         at = 0
