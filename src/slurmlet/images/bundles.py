@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from slurmlet.base.errors import UserError
+from slurmlet.linux.safe_tar import headers, open_tar
 
 MAX_DOCUMENT_BYTES = 16 << 20
 _MAX_MEMBERS = 100_000
@@ -72,8 +73,8 @@ class TarBundle:
 
     def _index(self) -> dict[str, tarfile.TarInfo]:
         members: dict[str, tarfile.TarInfo] = {}
-        for member in self._tar:
-            if len(members) >= _MAX_MEMBERS:
+        for number, member in enumerate(headers(self._tar)):
+            if number >= _MAX_MEMBERS:
                 raise BadImage(f"{self.label} has more than {_MAX_MEMBERS} members", hint=_WHAT_LOADS)
             members[_clean(member.name)] = member
         return members
@@ -124,7 +125,7 @@ def open_bundle(path: Path, scratch: Path) -> Iterator[Bundle]:
     plain = _unzip(path, scratch) if zipped else path
     with plain.open("rb") as file:
         try:
-            tar = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115 - holds nothing but `file`
+            tar = open_tar(file)
         except (tarfile.TarError, EOFError) as error:
             raise BadImage(f"{path} is not a readable tar archive: {error}", hint=_WHAT_LOADS) from error
         yield TarBundle(tar, str(path))

@@ -19,6 +19,7 @@ from slurmlet.base.errors import SiteError
 from slurmlet.base.processes import CommandError, run
 from slurmlet.images.archives import Layer
 from slurmlet.images.bundles import BadImage, Bundle, check_space
+from slurmlet.linux.safe_tar import headers, open_tar
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -82,7 +83,7 @@ def layer_entries(bundle: Bundle, layer: Layer, scratch: Path) -> Iterator[tarfi
         with bundle.open(layer.name) as blob, _plain(blob, layer, bundle, scratch) as plain:
             stream = _Hashing(plain)
             buffered = io.BufferedReader(stream, CHUNK_BYTES)
-            with tarfile.open(fileobj=buffered, mode="r:") as archive:
+            with open_tar(buffered) as archive:
                 yield archive
             if stream.digest() != layer.diff_id:
                 raise BadImage(f"{bundle.label}: layer {layer.name} does not match its digest", hint=_AGAIN)
@@ -90,15 +91,16 @@ def layer_entries(bundle: Bundle, layer: Layer, scratch: Path) -> Iterator[tarfi
         raise BadImage(
             f"{bundle.label}: layer {layer.name} is not a readable tar: {error}", hint=_AGAIN
         ) from error
+    except OSError as error:
+        # tarfile says so of content that ends too early; what the system refuses has a number.
+        if error.errno is not None:
+            raise
+        raise BadImage(f"{bundle.label}: layer {layer.name}: {error}", hint=_AGAIN) from error
 
 
 def entries(archive: tarfile.TarFile) -> Iterator[tuple[int, tarfile.TarInfo]]:
-    """Numbered headers, without tarfile's habit of remembering every one."""
-    number = 0
-    while (header := archive.next()) is not None:
-        archive.members.clear()  # type: ignore[attr-defined]
-        yield number, header
-        number += 1
+    """Numbered headers."""
+    return enumerate(headers(archive))
 
 
 @contextmanager

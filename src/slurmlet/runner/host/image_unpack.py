@@ -6,6 +6,7 @@ not trusted: no entry may land outside the tree, hard links stay inside, device 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
@@ -16,9 +17,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     # Costs 6 ms to import, and only the fork that unpacks needs it.
     import tarfile
-    from typing import IO, Callable, Dict, List, Set, Tuple
+    from typing import IO, Callable, Dict, Iterable, List, Set, Tuple
 
 _COPY_BYTES = 8 << 20
+# What names and links of an archive can be to blame for; all else is the node's doing.
+_ARCHIVE_ERRORS = frozenset(
+    (errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.EINVAL)
+)
 
 
 class BadArchive(Exception):
@@ -107,9 +112,11 @@ def remove_trees(paths: List[str]) -> None:
 def unpack(archive: str, root: str, mapping: Mapping) -> None:
     import tarfile
 
+    from slurmlet.linux.safe_tar import headers, open_tar
+
     try:
-        with open(archive, "rb") as raw, tarfile.open(fileobj=raw, mode="r:") as tar:
-            _Unpacker(root, mapping, raw).run(tar)
+        with open(archive, "rb") as raw, open_tar(raw) as tar:
+            _Unpacker(root, mapping, raw).run(headers(tar))
     except tarfile.TarError as error:
         raise BadArchive(f"{archive}: {error}") from error
 
@@ -123,14 +130,14 @@ class _Unpacker:
         self._places: Dict[str, str] = {"": self._root}
         self._dir_times: List[Tuple[str, int]] = []
 
-    def run(self, tar: tarfile.TarFile) -> None:
-        while True:
-            member = tar.next()
-            if member is None:
-                break
-            self._entry(member)
-            # tarfile remembers every member otherwise: 100 MB for a big image.
-            tar.members = []  # type: ignore[attr-defined,unused-ignore]
+    def run(self, members: Iterable[tarfile.TarInfo]) -> None:
+        for member in members:
+            try:
+                self._entry(member)
+            except OSError as error:
+                if error.errno not in _ARCHIVE_ERRORS:
+                    raise
+                raise BadArchive(f"{member.name!r}: {error.strerror}") from error
         for path, when in reversed(self._dir_times):
             os.utime(path, (when, when), follow_symlinks=False)
 
@@ -149,6 +156,9 @@ class _Unpacker:
         if _clear(target):
             # Other entries may have been resolved through what lay under this name.
             self._places = {"": self._root}
+            # And a link put in its place must not lead to where the times of its directories would be set.
+            gone = target + "/"
+            self._dir_times = [each for each in self._dir_times if not (each[0] + "/").startswith(gone)]
         if member.issym():
             os.symlink(member.linkname, target)
         elif member.islnk():
@@ -180,6 +190,12 @@ class _Unpacker:
             os.link(source, target, follow_symlinks=False)
         except FileNotFoundError as error:
             raise BadArchive(f"{member.name}: hard link to {member.linkname}, which is not there") from error
+        except PermissionError as error:
+            if not os.path.isdir(source):
+                raise
+            raise BadArchive(
+                f"{member.name}: hard link to {member.linkname}, which is a directory"
+            ) from error
 
     def _file(self, target: str, member: tarfile.TarInfo) -> None:
         handle = os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -7,8 +7,8 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmlet.hub.serving import spdy, spdystreams
-from slurmlet.hub.serving.spdystreams import SpdySession, SpdyStream, StreamReset
+from slurmlet.hub.kubelet import spdy, spdy_streams
+from slurmlet.hub.kubelet.spdy_streams import SpdySession, SpdyStream, StreamReset
 from tests.unit.strategies import cut, splits
 
 NUMBERS = st.integers(1, 2**31 - 1)
@@ -125,7 +125,7 @@ async def _converse(frames: list[spdy.Frame], at: list[float], refuse_every: int
     def on_stream(stream: SpdyStream) -> None:
         offered.append(stream)
         if refuse_every and len(offered) % refuse_every == 0:
-            raise spdystreams.Refused("not this one")
+            raise spdy_streams.Refused("not this one")
         readers.append(asyncio.create_task(_echo(stream)))
 
     session = SpdySession(transport, on_stream)

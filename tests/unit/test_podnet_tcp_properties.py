@@ -11,9 +11,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from slurmlet.runner.network.slow import fragments, packets, tcpend, tcpsegments
-from slurmlet.runner.network.slow.tcpend import Events, TcpEnd
-from tests.unit.test_network_packets import is_right
+from slurmlet.podnet.slow import fragments, packets, tcp_endpoint, tcp_segments
+from slurmlet.podnet.slow.tcp_endpoint import Events, TcpEnd
+from tests.unit.test_podnet_packets import is_right
 
 ADDRESSES = st.integers(0, 2**32 - 1)
 PORTS = st.integers(0, 2**16 - 1)
@@ -51,7 +51,7 @@ def test_any_bytes_are_a_packet_or_none(raw: bytes) -> None:
     if found is None:
         return
     assert 20 <= found.start <= len(raw)
-    tcpsegments.parse(raw, found.start)
+    tcp_segments.parse(raw, found.start)
     packets.echo_reply(raw)
     told = packets.unreachable(raw, packets.HOST)
     assert told is None or (is_right(told) and packets.head(told) is not None)
@@ -76,20 +76,20 @@ def test_a_segment_is_read_as_it_was_built(
     source: int, source_port: int, destination: int, port: int, sequence: int, acknowledged: int, flags: int,
     window: int, syn: tuple[int, int | None] | None, data: bytes,
 ) -> None:  # fmt: skip
-    flags = flags | tcpsegments.SYN if syn else flags & ~tcpsegments.SYN
-    options = tcpsegments.syn_options(*syn) if syn else b""
-    made = tcpsegments.build(
+    flags = flags | tcp_segments.SYN if syn else flags & ~tcp_segments.SYN
+    options = tcp_segments.syn_options(*syn) if syn else b""
+    made = tcp_segments.build(
         (source, source_port), (destination, port), sequence, acknowledged, flags, window, options, data
     )
     found = packets.head(made)
     assert found == packets.Head(packets.TCP, source, destination, source_port, port, 20, False)
     assert is_right(made)
-    segment = tcpsegments.parse(made, 20)
+    segment = tcp_segments.parse(made, 20)
     assert segment is not None
     assert segment[:5] == (sequence, acknowledged, flags, window, data)
     if syn:
         assert (segment.mss, segment.scale) == (max(64, syn[0]), syn[1])
-    answer = tcpsegments.reset_for(segment, (destination, port), (source, source_port))
+    answer = tcp_segments.reset_for(segment, (destination, port), (source, source_port))
     assert is_right(answer)
 
 
@@ -203,7 +203,7 @@ class Line:
 class Side(Events):
     """A program at one end: writes as there is room, takes what comes, ends when it has said all."""
 
-    def __init__(self, line: Line, here: tcpsegments.Place, pod: tcpsegments.Place, says: bytes) -> None:
+    def __init__(self, line: Line, here: tcp_segments.Place, pod: tcp_segments.Place, says: bytes) -> None:
         self.end = TcpEnd(line, self._emit, here, pod, 1460, self)  # type: ignore[arg-type]
         self._line, self._says = line, says
         self.other: Side | None = None
@@ -218,18 +218,18 @@ class Side(Events):
         assert self.other is not None
         head = packets.head(packet)
         assert head is not None
-        segment = tcpsegments.parse(packet, head.start)
+        segment = tcp_segments.parse(packet, head.start)
         assert segment is not None
-        if self.other.end.state == tcpend.DIALLING:
-            if segment.flags == tcpsegments.SYN:
+        if self.other.end.state == tcp_endpoint.DIALLING:
+            if segment.flags == tcp_segments.SYN:
                 self.other.end.take_syn(segment)
                 self.other.end.accept()
             return
-        if self.other.end.state != tcpend.OVER:
+        if self.other.end.state != tcp_endpoint.OVER:
             self.other.end.segment(segment)
-        elif not segment.flags & tcpsegments.RST:
+        elif not segment.flags & tcp_segments.RST:
             # A connection that is over is forgotten, and what still comes is for nobody.
-            reset = tcpsegments.reset_for(segment, self.other.end.here, self.other.end.pod)
+            reset = tcp_segments.reset_for(segment, self.other.end.here, self.other.end.pod)
             self._line.carry(reset, self.other._deliver)
 
     def opened(self) -> None:
@@ -267,7 +267,7 @@ def test_two_ends_hear_what_the_other_said_over_a_bad_line(
 ) -> None:
     line = Line(faults)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tcpend.time, "monotonic", lambda: line.now_s)
+        patch.setattr(tcp_endpoint.time, "monotonic", lambda: line.now_s)
         client, server = Side(line, HERE, POD, says), Side(line, POD, HERE, answers)
         client.other, server.other = server, client
         client.end.connect()
@@ -275,7 +275,7 @@ def test_two_ends_hear_what_the_other_said_over_a_bad_line(
     for side, expected in ((client, answers), (server, says)):
         assert side.heard == expected
         assert side.happened[:2] == ["opened", "finished"]
-        assert side.end.state == tcpend.OVER
+        assert side.end.state == tcp_endpoint.OVER
         assert len(side.happened) == 3
     # Whose last acknowledgement was lost may hear a reset in its place, but not both.
     assert "closed" in (client.happened[-1], server.happened[-1])

@@ -7,7 +7,7 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmlet.runner import wire
+from slurmlet.protocol import wire
 from tests.unit.strategies import cut, splits
 
 FRAMES = st.lists(
