@@ -20,6 +20,9 @@ _SUCCEEDED, _FAILED, _NOT_ALLOWED, _UNREACHABLE, _REFUSED, _UNSUPPORTED, _BAD_AD
 _SOCKS_CODES = {403: _NOT_ALLOWED, 404: _UNREACHABLE, 502: _REFUSED, 504: _UNREACHABLE}
 # Nothing else may reach the head that is sent to the gateway.
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]{2,45}")
+# As int() would have it, without the digits of other scripts and without end.
+_PORT = re.compile(r"[0-9]{1,5}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _HOP_HEADERS = ("proxy-connection", "proxy-authorization", "keep-alive", "te", "trailer")
 ABOUT = b"This is `slurmlet proxy`. Name it as the HTTP or SOCKS5 proxy of a browser or of curl.\n"
 
@@ -120,7 +123,7 @@ class Reader:
 def _connect(target: str, rest: bytes) -> Request:
     host, _, port = target.rpartition(":")
     host = host.strip("[]")
-    if not port.isdigit() or not _usable(host, int(port)):
+    if not _PORT.fullmatch(port) or not _usable(host, int(port)):
         raise Unusable(answer(Refusal(400, "CONNECT wants a host and a port")))
     return Request(host, int(port), rest, b"HTTP/1.1 200 Connection established\r\n\r\n", answer)
 
@@ -129,6 +132,9 @@ def _plain(words: list[str], headers: list[bytes], rest: bytes) -> Request:
     """One request to one server. The connection ends with it: the next may be for another server."""
     if not words[1].startswith("http://"):
         raise Unusable(_about())
+    if _CONTROL.search(" ".join(words)):
+        # urlsplit leaves some of them out, and a server may take one for the end of the line.
+        raise Unusable(answer(Refusal(400, "this request has control characters in its first line")))
     try:
         url = urlsplit(words[1])
         host, port = url.hostname or "", url.port or 80

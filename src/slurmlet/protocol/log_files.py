@@ -31,6 +31,8 @@ MAX_FILE_BYTES = 10 << 20
 MAX_FILES = 5
 _CHUNK_BYTES = 64 << 10
 STDOUT, STDERR = b"stdout", b"stderr"
+# The last nanosecond of the year 9999.
+_LAST_NS = 253_402_300_800_000_000_000 - 1
 
 
 class NoLog(Exception):
@@ -59,7 +61,8 @@ class LogOptions(Record):
         if self.since_time:
             return canonical_time(self.since_time)
         if self.since_s is not None:
-            return stamp(int(((time.time() if now_s is None else now_s) - self.since_s) * 1e9))
+            seconds = (time.time() if now_s is None else now_s) - self.since_s
+            return stamp(_bounded(int(seconds * 1e9)))
         return ""
 
 
@@ -71,7 +74,12 @@ def stamp(time_ns: int) -> str:
 
 def canonical_time(text: str) -> str:
     """Any RFC 3339 time in the file's spelling. Raises ValueError."""
-    return stamp(time_ns(text))
+    return stamp(_bounded(time_ns(text)))
+
+
+def _bounded(time_ns: int) -> int:
+    """Nothing was logged before 1970; and times compare as text only while years have four digits."""
+    return min(max(time_ns, 0), _LAST_NS)
 
 
 def time_ns(text: str) -> int:
