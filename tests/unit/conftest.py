@@ -12,8 +12,8 @@ from slurmlet.linux.event_loop import Loop
 from slurmlet.podnet.netd_setup import Tls
 from tests.unit.sealed import TrackedSealer, make_tls
 
-# The same examples in every run: a failure that comes and goes would be blamed on the machine. No deadline: the machine may
-# be busy. `HYPOTHESIS_MAX_EXAMPLES=5000 pytest …` (or --hypothesis-seed) searches further.
+# The same examples in every run, and no deadline: a failure that comes and goes would be blamed on the machine.
+# HYPOTHESIS_MAX_EXAMPLES=5000 searches further, with another seed each time.
 settings.register_profile(
     "slurmlet",
     derandomize="HYPOTHESIS_MAX_EXAMPLES" not in os.environ,

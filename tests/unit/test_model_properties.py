@@ -105,12 +105,11 @@ ANNOTATIONS = st.dictionaries(
 )
 
 
-def check_options(options: list[str]) -> None:
-    for option in options:
-        name, equals, value = option.partition("=")
-        assert name.removeprefix("--") in NAMES
-        assert not equals or value
-        assert not any(ord(char) < 32 for char in option)
+def check_options(options: list[sbatch_options.Option]) -> None:
+    for name, value in options:
+        assert name in NAMES
+        assert value != ""
+        assert not any(ord(char) < 32 for char in value or "")
 
 
 @given(LINES)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import struct
+from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slurmlet.protocol import wire
@@ -79,10 +81,21 @@ def test_a_header_that_announces_too_much_is_refused_before_its_payload_comes(
 
 
 @given(st.text(min_size=1), st.dictionaries(st.text(min_size=1), JSON, max_size=5))
-def test_a_control_message_says_what_was_put_into_it(kind: str, fields: dict[str, object]) -> None:
-    fields = {name: value for name, value in fields.items() if name not in ("type", "type_")}
-    (frame,) = decoded([wire.control(kind, **fields)])
-    assert wire.json.loads(frame.payload) == {"type": kind, **fields}
+def test_a_control_message_says_what_was_put_into_it(kind: str, fields: dict[str, Any]) -> None:
+    message: Any = {**fields, "type": kind}
+    (frame,) = decoded([wire.control(message)])
+    assert wire.parse(frame.payload) == message
+
+
+@given(st.binary(max_size=60) | JSON.map(lambda value: json.dumps(value).encode()))
+@example(b"[" * 100_000)
+@example(b'{"type":' + b"9" * 5000 + b"}")
+def test_any_payload_is_a_message_with_a_type_or_a_protocol_error(payload: bytes) -> None:
+    try:
+        message = wire.parse(payload)
+    except wire.ProtocolError:
+        return
+    assert isinstance(message["type"], str)
 
 
 @given(st.integers(1, 2**32 - 1), st.integers(0, 255), st.binary(max_size=300))
