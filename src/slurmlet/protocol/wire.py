@@ -69,7 +69,7 @@ def parse(payload: bytes) -> Any:
     """The message of a CONTROL frame: an object with a type, whatever its fields. Raises ProtocolError."""
     try:
         message = json.loads(payload)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ProtocolError(f"bad control message: {error}") from error
     if not isinstance(message, dict) or not isinstance(message.get("type"), str):
         raise ProtocolError("bad control message: no object with a type")
