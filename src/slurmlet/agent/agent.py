@@ -30,6 +30,7 @@ _HUB_POLL_S = 0.05
 # The supervisor brings a hub that died back within seconds.
 _HUB_LOST_S = 20.0
 _LOOK_S = 0.5
+_REMEMBERED = 1000
 # Slurm kills KillWait (30 s unless configured) after SIGTERM.
 _SIGNALLED_S = 25.0
 _SHORT_GRACE_S = 1.0
@@ -210,6 +211,9 @@ class Agent:
             for uid in [uid for uid, running in self._running.items() if running == pid]:
                 del self._running[uid]
                 self._ended[uid] = runner_forks.exit_code(status)
+                # A pool's host may serve for weeks. The hub was told of each; of old ones it does not ask again.
+                for oldest in list(self._ended)[:-_REMEMBERED]:
+                    del self._ended[oldest]
                 self._tell_ended(uid, self._ended[uid])
                 self._clean_up(uid)
         self._leave_when_empty()
