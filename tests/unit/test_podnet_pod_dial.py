@@ -101,13 +101,26 @@ def test_a_lost_announcement_is_asked_for(
 
 def test_whois_of_a_closed_connection_is_not_answered(loop: Loop, client: Place, server: Place) -> None:
     """Its port may be a stranger's by now."""
-    _, came = server.accept(80)
+    accepting, came = server.accept(80)
+    made, _ = dial(loop, client, "10.244.0.7", 80)
+    assert made is not None
+    asked = (made.getsockname()[1], server.setup.host_ip, accepting.host_port)
+    assert [what.port for what in client.dialler.recall(*asked)] == [80]
+    made.close()
+    assert client.dialler.recall(*asked) == []
+    turn(loop, lambda: came)
+
+
+def test_whois_of_another_connection_from_the_same_port_is_not_answered(
+    loop: Loop, client: Place, server: Place
+) -> None:
+    """A kernel gives one source port to several connections at once, to anybody's."""
+    accepting, came = server.accept(80)
     made, _ = dial(loop, client, "10.244.0.7", 80)
     assert made is not None
     port = made.getsockname()[1]
-    assert [what.port for what in client.dialler.recall(port)] == [80]
-    made.close()
-    assert client.dialler.recall(port) == []
+    assert client.dialler.recall(port, server.setup.host_ip, accepting.host_port + 1) == []
+    assert client.dialler.recall(port, client.setup.host_ip, accepting.host_port) == []
     turn(loop, lambda: came)
 
 

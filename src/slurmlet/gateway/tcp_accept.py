@@ -13,7 +13,7 @@ from slurmlet.podnet import addresses
 from slurmlet.podnet.encryption.sealer import Sealer
 from slurmlet.podnet.netd_setup import Setup
 from slurmlet.podnet.overlay_socket import Announcement, Key, Overlay
-from slurmlet.podnet.socket_relay import reset
+from slurmlet.podnet.socket_relay import is_over, reset
 
 _PATIENCE_S = 1.0
 _MAX_ASIDE = 256
@@ -44,12 +44,12 @@ class Accepting:
     def announced(self, key: Key, what: Announcement) -> None:
         """For the overlay's on_announced: somebody that waits may be known now."""
         held = self._aside.get(key)
-        if held is not None:
+        # What was reset is not what is announced: that one is about to come from the same port.
+        if held is not None and not is_over(held[0]):
             del self._aside[key]
             held[1].cancel()
             self._loop.forget(held[0].fileno())
-            # It was taken down when it arrived; it is used now.
-            self._overlay.claim(*key)
+            self._overlay.used(key)
             self._welcome(held[0], what)
 
     def _readable(self) -> None:
@@ -58,11 +58,16 @@ class Accepting:
         except OSError:
             return
         connection.setblocking(False)
+        if is_over(connection):
+            connection.close()
+            return
         key = (addresses.number(host), port, self._port)
         what = self._overlay.claim(*key)
         if what is not None:
             self._welcome(connection, what)
         elif len(self._aside) < _MAX_ASIDE:
+            # One that was reset, whose client came again from the same port.
+            self._refuse(key)
             self._aside[key] = (connection, self._loop.later(_PATIENCE_S, lambda: self._refuse(key)))
             self._overlay.whois(key[0], port, self.host_port)
         else:
@@ -84,6 +89,7 @@ class Accepting:
     def _refuse(self, key: Key) -> None:
         held = self._aside.pop(key, None)
         if held is not None:
+            held[1].cancel()
             reset(held[0])
 
 

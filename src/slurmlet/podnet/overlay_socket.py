@@ -34,7 +34,9 @@ _ASK_AGAIN_S, _ASK_TIMES = 0.1, 8
 _MAX_EXPECTED = 65536
 # One that nobody claimed is forgotten: later, the source port may be a stranger's. A connection that really waited so long
 # in a backlog is asked for (whois).
-_EXPECTED_S = 60.0
+_EXPECTED_S = 10.0
+# A connection that was asked for may be announced twice, a moment apart: late, and in answer.
+_TWICE_S = 0.5
 _NOTHING: Tuple[None, float] = (None, 0.0)
 _MAX_AT_ONCE = 64
 
@@ -65,6 +67,18 @@ class Announcement(NamedTuple):
     port: int
 
 
+class Inner(Announcement):
+    """A connection of the pod to itself, known without a datagram: only these may come from 127.0.0.1."""
+
+    __slots__ = ()
+
+
+class InnerSix(Inner):
+    """The same, to ::1."""
+
+    __slots__ = ()
+
+
 class Overlay:
     def __init__(self, loop: Loop, setup: Setup, tables: Tables, sock: socket.socket) -> None:
         self._loop, self._setup, self._tables, self._socket = loop, setup, tables, sock
@@ -81,8 +95,9 @@ class Overlay:
         self.on_ask: Callable[[int, int], Optional[int]] = lambda _ip, _port: None
         # In its place, for whoever cannot know at once: (ip, port, answer).
         self.on_ask_later: Optional[Callable[[int, int, Callable[[int], None]], None]] = None
-        # Our own connections with this source port, to be announced again.
-        self.on_whois: Callable[[int], Iterable[Announcement]] = lambda _port: ()
+        # A connection of our own to be announced again: (source port, host it leads to, port of that host). Nothing but what
+        # has this very connection now: the same source port may be a stranger's by then.
+        self.on_whois: Callable[[int, int, int], Iterable[Announcement]] = lambda *_connection: ()
         # In an encrypted cluster: carries packets in our place. Those that come in the clear are dropped then.
         self.links: Optional[Links] = None
         self.dropped = self.in_clear = 0
@@ -170,6 +185,15 @@ class Overlay:
         what, came_s = self._expected.pop(key, _NOTHING)
         return what if time.monotonic() - came_s < _EXPECTED_S else None
 
+    def used(self, key: Key) -> None:
+        """Whoever waited for this announcement has it: it must be there for nobody else, nor its repetition."""
+
+        def forget() -> None:
+            self.claim(*key)
+
+        forget()
+        self._loop.later(_TWICE_S, forget)
+
     def expect(self, host_ip: int, host_source_port: int, what: Announcement) -> None:
         """A connection from ourselves: no datagram is needed to know it."""
         if self._native is not None:
@@ -228,8 +252,8 @@ class Overlay:
         elif kind == ANSWER:
             self._answered(*_ANSWER.unpack(body))
         elif kind == WHOIS:
-            source_port, _ = _WHOIS.unpack(body)
-            for mine in self.on_whois(source_port):
+            source_port, host_port = _WHOIS.unpack(body)
+            for mine in self.on_whois(source_port, host_ip, host_port):
                 self.announce(Peer(host_ip, port, {}), source_port, mine)
 
     def _asked_for(self, peer: Peer, number: int, ip: int, port: int, source_ip: int) -> None:

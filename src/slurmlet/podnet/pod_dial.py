@@ -56,12 +56,12 @@ class Dialler:
         else:
             self._connect(peer, known, what, True, done)
 
-    def recall(self, host_source_port: int) -> List[Announcement]:
-        """For the overlay's on_whois: what was announced for connections of ours that are still open."""
+    def recall(self, host_source_port: int, host_ip: int, host_port: int) -> List[Announcement]:
+        """For the overlay's on_whois: what was announced for a connection of ours that is still open and leads there."""
         found = []
         for made, what in self._mine.get(host_source_port, ()):
             alive = made()
-            if alive is not None and alive.fileno() >= 0:
+            if alive is not None and alive.fileno() >= 0 and _leads_to(alive, host_ip, host_port):
                 found.append(what)
         return found
 
@@ -119,6 +119,15 @@ class Dialler:
         left = [held for held in self._mine.pop(port, ()) if held[0]() is not None]
         if left:
             self._mine[port] = left
+
+
+def _leads_to(made: socket.socket, host_ip: int, host_port: int) -> bool:
+    try:
+        host, port = made.getpeername()
+    except OSError:
+        # Over, though not closed yet.
+        return False
+    return (host, port) == (addresses.text(host_ip), host_port)
 
 
 class _Connecting:

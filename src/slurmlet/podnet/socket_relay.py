@@ -35,6 +35,15 @@ def reset(connection: socket.socket) -> None:
     connection.close()
 
 
+def is_over(connection: socket.socket) -> bool:
+    """Whether the other end has reset it. What it sent can still be read, but its port may be another's by now."""
+    try:
+        connection.getpeername()
+    except OSError:
+        return True
+    return False
+
+
 class Relay:
     """Owns both sockets and closes them when both directions are over, or at the first error."""
 

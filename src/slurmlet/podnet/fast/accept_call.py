@@ -19,11 +19,11 @@ from typing import Callable, Deque, Dict, List, NamedTuple, Optional, Tuple
 from slurmlet.linux.event_loop import Loop, Timer
 from slurmlet.podnet import addresses
 from slurmlet.podnet.fast.host_sockets import HostSockets, reset
-from slurmlet.podnet.fast.pod_listeners import Claim, Ports
+from slurmlet.podnet.fast.pod_listeners import OUTSIDE, Claim, Ports
 from slurmlet.podnet.fast.seccomp_notify import Call, Processes
 from slurmlet.podnet.fast.socket_names import CONNECTED, Socket, Table
 from slurmlet.podnet.netd_setup import Setup
-from slurmlet.podnet.overlay_socket import Announcement, Key, Overlay
+from slurmlet.podnet.overlay_socket import Announcement, Inner, InnerSix, Key, Overlay
 from slurmlet.podnet.tables import TCP, Tables
 
 # An announcement travels beside the handshake: microseconds, a millisecond on a busy host.
@@ -38,18 +38,6 @@ _word = struct.Struct("=i")
 _size = struct.Struct("=I").pack
 
 Name = Tuple[int, int]
-
-
-class Inner(Announcement):
-    """A connection of the pod to itself, known without a datagram: only these may come from 127.0.0.1."""
-
-    __slots__ = ()
-
-
-class InnerSix(Inner):
-    """The same, to ::1."""
-
-    __slots__ = ()
 
 
 class _Arrived(NamedTuple):
@@ -144,6 +132,10 @@ class Accepting:
         if peer in self._wakes:
             self._swallow(made, peer)
             return False
+        if not self._kernel.raw_peer(made):
+            # Reset by its client. What it sent may be a stranger's, who had this port before the pod that is announced.
+            self._refuse(made)
+            return False
         key = (*peer, sock.claim.port if sock.claim is not None else 0)
         what = self._overlay.claim(*key)
         if what is None:
@@ -168,6 +160,9 @@ class Accepting:
             return False
         if isinstance(what, Inner):
             return True
+        if claim.place != OUTSIDE:
+            # Nobody else is led to a listener on the pod's loopback.
+            return False
         if what.ip != self._setup.ip or addresses.is_loopback(what.source_ip):
             return False
         return self._tables.admits(TCP, what.source_ip, what.port)
@@ -301,6 +296,9 @@ class Accepting:
 
     def _hold(self, held: _Held, key: Key) -> None:
         self._counts["announced late"] += 1
+        if key in self._held:
+            # Reset by its client, who came again from the same port.
+            self._drop(key)
         self._held[key] = held
         self.on_holding(True)
         if held.call is not None:
@@ -319,8 +317,15 @@ class Accepting:
 
     def _unknown(self, key: Key) -> None:
         self._counts["strangers"] += 1
-        self._refuse(self._held.pop(key).fd)
+        self._drop(key)
         self.on_holding(bool(self._held))
+
+    def _drop(self, key: Key) -> None:
+        held = self._held.pop(key)
+        if held.timer is not None:
+            held.timer.cancel()
+        self._refuse(held.fd)
+        self._go_on(held)
 
     def _go_on(self, held: _Held) -> None:
         """The call that found this connection looks for another one."""
@@ -332,11 +337,13 @@ class Accepting:
                 os.close(held.copy)
 
     def _announced(self, key: Key, what: Announcement) -> None:
-        held = self._held.pop(key, None)
-        if held is None:
+        held = self._held.get(key)
+        if held is None or not self._kernel.raw_peer(held.fd):
+            # What was reset is not what is announced: that one is about to come from the same port.
             return
+        del self._held[key]
         self.on_holding(bool(self._held))
-        self._overlay.claim(*key)
+        self._overlay.used(key)
         if held.timer is not None:
             held.timer.cancel()
         if not self._admitted(held.sock, what):

@@ -17,14 +17,14 @@ from typing import Callable, Dict, List, Optional, Tuple, Type
 
 from slurmlet.linux.event_loop import Loop, Timer
 from slurmlet.podnet import addresses, connection_policy
-from slurmlet.podnet.fast.accept_call import Inner, InnerSix
+from slurmlet.podnet.fast import live_sockets
 from slurmlet.podnet.fast.host_sockets import BlackHole, HostSockets
 from slurmlet.podnet.fast.pod_listeners import Ports
 from slurmlet.podnet.fast.seccomp_notify import Call, Processes
 from slurmlet.podnet.fast.socket_names import CONNECTED, CONNECTING, FRESH, Socket
 from slurmlet.podnet.netd_setup import Setup
 from slurmlet.podnet.overlay_socket import DENIED as DENIED_BY_PEER
-from slurmlet.podnet.overlay_socket import Announcement, Overlay
+from slurmlet.podnet.overlay_socket import Announcement, Inner, InnerSix, Overlay
 from slurmlet.podnet.tables import DENIED, HOST, POD, REFUSED, TCP, Peer, Tables
 
 _MAX_ADDRESS_BYTES = 128
@@ -32,7 +32,7 @@ _CHECK_S = 0.5
 # A netd that was killed is back within two seconds; each time is 0.8 s.
 _ASK_TIMES = 3
 # Our latest connections, for netds that missed an announcement.
-_MAX_RECENT, _MAX_OF_ONE_PORT = 2048, 4
+_MAX_RECENT = 2048
 _family = struct.Struct("=H").unpack_from
 
 Name = Tuple[int, int]
@@ -75,14 +75,15 @@ class Connecting:
         self._ports, self._tables, self._overlay, self._counts = ports, tables, overlay, counts
         self._waiting: Dict[int, _Attempt] = {}
         self._checking: Optional[Timer] = None
-        self._recent: Dict[int, List[Announcement]] = {}
+        # By the cookie of the socket.
+        self._recent: Dict[int, Announcement] = {}
         # Hosts that are reached from another address of this one.
         self._elsewhere: Dict[int, bool] = {}
         self._black_hole: Optional[BlackHole] = None
         self.on_named: Callable[[Socket], None] = lambda _sock: None
         self.on_waiting: Callable[[Call], None] = lambda _call: None
         # Connections that the library made and nobody has asked for since.
-        self.announced_elsewhere: Callable[[int], List[Announcement]] = lambda _port: []
+        self.announced_elsewhere: Callable[[int], Optional[Announcement]] = lambda _cookie: None
         overlay.on_whois = self._whois
 
     # The call. Every way ends with one answer, and with `fd`, our copy of the socket, closed.
@@ -271,23 +272,28 @@ class Connecting:
         host_ip, source_port = self._kernel.name(attempt.fd)
         port = source_port if sock.claim is None else sock.claim.port
         ip, peer = attempt.source_ip, attempt.peer
-        if peer is not None:
-            what = Announcement(ip, port, *attempt.real)
+        what = None if peer is None else Announcement(ip, port, *attempt.real)
+        self.remember(sock.cookie, what)
+        if peer is not None and what is not None:
             self._overlay.announce(peer, source_port, what)
-            self.remember(source_port, what)
         elif attempt.kind is not None:
             self._overlay.expect(host_ip, source_port, attempt.kind(ip, port, *attempt.real))
         if attempt.shown[1]:
             sock.named(ip, port, *attempt.shown, attempt.kind is InnerSix)
 
-    def remember(self, source_port: int, what: Announcement) -> None:
-        others = [other for other in self._recent.pop(source_port, ()) if other[2:] != what[2:]]
-        self._recent[source_port] = [*others[-_MAX_OF_ONE_PORT:], what]
+    def remember(self, cookie: int, what: Optional[Announcement]) -> None:
+        """What was told of the connection that this socket has now; None: nothing."""
+        self._recent.pop(cookie, None)
+        if what is not None:
+            self._recent[cookie] = what
         if len(self._recent) > _MAX_RECENT:
             del self._recent[next(iter(self._recent))]
 
-    def _whois(self, port: int) -> List[Announcement]:
-        return [*self.announced_elsewhere(port), *self._recent.get(port, ())]
+    def _whois(self, port: int, host_ip: int, host_port: int) -> List[Announcement]:
+        """Only the kernel knows whose the connection from this port is now: a program of ours may have closed it."""
+        cookie = live_sockets.connection(self._setup.host_ip, port, host_ip, host_port)
+        what = self._recent.get(cookie) or self.announced_elsewhere(cookie)
+        return [] if what is None else [what]
 
     def refused(self, call: Call, fd: int, sock: Socket, shown: Name, real: Name) -> None:
         """A connect() that was begun for us met a port that is closed: the table may be old."""

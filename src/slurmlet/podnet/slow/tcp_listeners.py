@@ -13,7 +13,7 @@ from slurmlet.linux.event_loop import Loop, Timer
 from slurmlet.podnet import addresses
 from slurmlet.podnet.netd_setup import Setup
 from slurmlet.podnet.overlay_socket import Announcement, Key, Overlay
-from slurmlet.podnet.socket_relay import reset
+from slurmlet.podnet.socket_relay import is_over, reset
 from slurmlet.podnet.tables import TCP, Tables
 
 if TYPE_CHECKING:
@@ -85,6 +85,9 @@ class Doors:
                 made, (host, host_port) = door.accept()
             except OSError:
                 return
+            if is_over(made):
+                self._refuse(made)
+                continue
             key = (addresses.number(host), host_port, port)
             what = self._overlay.claim(*key)
             if what is not None:
@@ -93,6 +96,9 @@ class Doors:
                 self._refuse(made)
             else:
                 self._counts["announced late"] += 1
+                if key in self._held:
+                    # Reset by its client, who came again from the same port.
+                    self._drop(key)
                 timer = self._loop.later(_HOLD_S, lambda key=key: self._ask(key))  # type: ignore[misc]
                 self._held[key] = _Held(made, port, timer)
 
@@ -120,10 +126,12 @@ class Doors:
         reset(made)
 
     def _announced(self, key: Key, what: Announcement) -> None:
-        held = self._held.pop(key, None)
-        if held is not None:
+        held = self._held.get(key)
+        # What was reset is not what is announced: that one is about to come from the same port.
+        if held is not None and not is_over(held.made):
+            del self._held[key]
             held.timer.cancel()
-            self._overlay.claim(*key)
+            self._overlay.used(key)
             self._let_in(held.made, held.port, what)
 
     def _ask(self, key: Key) -> None:
@@ -133,4 +141,9 @@ class Doors:
 
     def _unknown(self, key: Key) -> None:
         self._counts["strangers"] += 1
-        self._refuse(self._held.pop(key).made)
+        self._drop(key)
+
+    def _drop(self, key: Key) -> None:
+        held = self._held.pop(key)
+        held.timer.cancel()
+        self._refuse(held.made)

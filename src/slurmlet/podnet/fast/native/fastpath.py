@@ -13,15 +13,21 @@ import struct
 from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Tuple
 
 from slurmlet.linux.event_loop import Loop, Timer
-from slurmlet.podnet.fast.accept_call import Accepting, Inner, InnerSix
+from slurmlet.podnet.fast.accept_call import Accepting
 from slurmlet.podnet.fast.connect_call import Connecting
 from slurmlet.podnet.fast.native.native_records import RECORD_BYTES, Unread
 from slurmlet.podnet.fast.native.netd_priority import Yielding
 from slurmlet.podnet.fast.pod_listeners import OUTSIDE, Claim, Ports
-from slurmlet.podnet.fast.seccomp_notify import NOTIFICATION_BYTES, Call, Listener, decode, share_a_processor
+from slurmlet.podnet.fast.seccomp_notify import (
+    NOTIFICATION_BYTES,
+    Call,
+    Listener,
+    decode,
+    share_a_processor,
+)
 from slurmlet.podnet.fast.socket_names import Socket, Table
 from slurmlet.podnet.netd_setup import Setup
-from slurmlet.podnet.overlay_socket import Announcement, Overlay
+from slurmlet.podnet.overlay_socket import Announcement, Inner, InnerSix, Overlay
 from slurmlet.podnet.tables import TCP, Peer, Tables, Target
 
 _NOTHING, _CALL, _DATAGRAM, _ACCEPTED, _REFUSED, _GONE = range(6)
@@ -109,7 +115,7 @@ class FastPath:
         self._run, self._forget = library.netfast_run, library.netfast_forget
         unread = Unread(parts.connecting.remember)
         parts.table.read_from(unread)
-        parts.connecting.announced_elsewhere = unread.announced_from
+        parts.connecting.announced_elsewhere = unread.announcement_of
         self._attach()
 
     def _attach(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Optional
 
 NAME = f"netfast-{platform.machine()}.so"
 # Version, sizes of struct event and struct record: what fastpath.py reads is what netfast.c writes.
-ABI = 2 << 16 | 136 << 8 | 32
+ABI = 3 << 16 | 136 << 8 | 32
 OFF = "SLURMLET_NO_NATIVE"
 
 _number, _long, _int, _at = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int, ctypes.c_void_p

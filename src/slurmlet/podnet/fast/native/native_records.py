@@ -19,13 +19,10 @@ MADE_CONNECTING, MADE_CONNECTED, MADE_ACCEPTED, FAILED = range(1, 5)
 _record = struct.Struct("=QIIIHHHBBBB2x")
 RECORD_BYTES = _record.size
 _cookie_and_rest = struct.Struct(f"=Q{RECORD_BYTES - 8}s")
-_cookie_and_port = struct.Struct("=Q12xH10x")
 # The kernel does not look at it while a connection is under way, but wants one.
 _TARGETS: Dict[int, bytes] = {
     family: addresses.encode(family, addresses.LOOPBACK, 1) for family in (socket.AF_INET, socket.AF_INET6)
 }
-# By port, for netds that missed an announcement: they ask within a second.
-_MAX_PORTS = 8192
 
 
 class Record(NamedTuple):
@@ -65,10 +62,9 @@ def read(raw: bytes) -> Iterator[Record]:
 class Unread:
     """For `sockets.Table`: sockets that it does not know yet, because nobody asked."""
 
-    def __init__(self, remember: Callable[[int, Announcement], None]) -> None:
+    def __init__(self, remember: Callable[[int, Optional[Announcement]], None]) -> None:
         self._remember = remember
         self._rest: Dict[int, bytes] = {}
-        self._by_port: Dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._rest)
@@ -78,10 +74,9 @@ class Unread:
         batch = dict(_cookie_and_rest.iter_unpack(raw))
         asked_for = known.keys() & batch.keys()
         found = [self._parsed(cookie, batch.pop(cookie)) for cookie in asked_for]
+        for record in found:
+            self._remember(record.cookie, record.announcement())
         self._rest.update(batch)
-        if len(self._by_port) >= _MAX_PORTS:
-            self._by_port.clear()
-        self._by_port.update((port, cookie) for cookie, port in _cookie_and_port.iter_unpack(raw))
         return found
 
     def pop(self, cookie: int) -> Optional[Socket]:
@@ -89,9 +84,7 @@ class Unread:
         if rest is None:
             return None
         record = self._parsed(cookie, rest)
-        what = record.announcement()
-        if what is not None:
-            self._remember(record.port, what)
+        self._remember(cookie, record.announcement())
         sock = Socket(cookie, record.family)
         record.apply(sock)
         return sock
@@ -105,12 +98,9 @@ class Unread:
     def raw(self) -> bytes:
         return b"".join(_cookie_and_rest.pack(*each) for each in self._rest.items())
 
-    def announced_from(self, port: int) -> List[Announcement]:
-        """What was told of the latest connection from this port of the host."""
-        cookie = self._by_port.get(port, 0)
+    def announcement_of(self, cookie: int) -> Optional[Announcement]:
         rest = self._rest.get(cookie)
-        what = None if rest is None else self._parsed(cookie, rest).announcement()
-        return [] if what is None else [what]
+        return None if rest is None else self._parsed(cookie, rest).announcement()
 
     @staticmethod
     def _parsed(cookie: int, rest: bytes) -> Record:

@@ -393,6 +393,10 @@ static int flags_of(const struct notification *call) {
 static int handed_over(struct netfast *nf, int notify_fd, const struct notification *call, const struct listener *l, int made,
                        const struct expected *what) {
     uint64_t cookie = cookie_of(made);
+    struct sockaddr_storage name;
+    socklen_t bytes = sizeof name;
+    /* Reset by its client: what it sent may be a stranger's, who had this port before. */
+    if (getpeername(made, (struct sockaddr *)&name, &bytes)) return -1;
     int from_pod = !nf->ingress && what->ip == nf->ip && what->source_ip >> 24 != 127;
     if (!cookie || what->port != l->port || !(what->inner ? what->inner == 1 : from_pod)) return -1;
     if (call->args[1]

@@ -18,7 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define ABI 2
+#define ABI 3
 
 /* seccomp's notifications, spelled out here: headers of old distributions lack the newer half. */
 struct notification {
@@ -89,7 +89,7 @@ struct pidfd { uint32_t pid; int fd; };
 /* `inner`: not announced by anybody, but a connection of the pod to itself; 2: to ::1, which is Python's. */
 struct expected { uint64_t key; uint32_t source_ip, ip; uint16_t source_port, port; uint32_t came_s, next, older, newer, inner; };
 #define EXPECTED 16384
-#define EXPECTED_S 60                  /* as overlay.py: later the source port may be a stranger's */
+#define EXPECTED_S 10                  /* as overlay.py: later the source port may be a stranger's */
 #define NONE 0xFFFFFFFFu
 
 /* Without backends: nobody serves it, or somebody whom Python chooses. */
