@@ -159,11 +159,12 @@ def test_a_question_nobody_hears_ends(net: Net) -> None:
 
 def test_who_made_a_connection_says_so_when_asked(net: Net) -> None:
     client, server = net.end(), net.end()
-    client.overlay.on_whois = lambda port: [WHAT] if port == 50777 else []
+    client.overlay.on_whois = lambda *asked: [WHAT] if asked == (50777, LOOPBACK, 40123) else []
     server.tables.apply({"pods": {"10.244.0.9": ["127.0.0.1", client.overlay.port, {}]}})
     told: list[Announcement] = []
     server.overlay.on_announced = lambda _key, what: told.append(what)
     server.overlay.whois(LOOPBACK, 50778, 40123)
+    server.overlay.whois(LOOPBACK, 50777, 40124)
     server.overlay.whois(LOOPBACK, 50777, 40123)
     assert net.comes_true(lambda: told == [WHAT])
 

@@ -178,7 +178,7 @@ class _Daemon:
         return made
 
     def _stray(self, forwarder: Any, packet: bytes, head: Any) -> None:
-        """TCP of a program that the filter does not see, a 32-bit one: rare, so nothing is made for it before."""
+        """TCP of a 32-bit program, through the pod's own namespace: rare, so nothing is made for it before."""
         from slurmlet.podnet.slow.mini_tcp import MiniTcp
 
         setup, tables, overlay, dial = self._start.setup, self._tables, self._overlay, self._dialler.dial

@@ -85,6 +85,14 @@ class HostSockets:
         family = self.option(fd, socket.SOL_SOCKET, _SO_DOMAIN)
         return family if family in (socket.AF_INET, socket.AF_INET6) else 0
 
+    def is_host_stream(self, fd: int) -> bool:
+        """Whether it is an IP socket of the host's namespace with connections, TCP or any other."""
+        return (
+            self.option(fd, socket.SOL_SOCKET, _SO_DOMAIN) in (socket.AF_INET, socket.AF_INET6)
+            and self.option(fd, socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_STREAM
+            and self._number(fd, _SO_NETNS_COOKIE) == self._namespace
+        )
+
     def only_six(self, fd: int) -> bool:
         return self.option(fd, socket.IPPROTO_IPV6, _IPV6_V6ONLY) == 1
 

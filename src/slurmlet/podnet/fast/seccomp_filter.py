@@ -1,8 +1,9 @@
 """The seccomp filter of a pod: which calls netd is asked about, and the few that are refused outright.
 
 It must never ask about a call of the data path (read, write, send, recv, epoll, close): those stay the kernel's own.
-Calls of other architectures (i386 and x32 programs) pass untouched; their TCP is in the pod's network namespace and
-goes the slow path.
+A 32-bit program's own sockets are in the pod's network namespace and go the slow path. But it may hold a socket of the host,
+which a 64-bit process left or sent to it, so netd is asked about its calls too (compat_calls.py). Programs of x32, which
+nobody has, get no network.
 """
 
 from __future__ import annotations
@@ -21,9 +22,18 @@ if TYPE_CHECKING:
 
 
 SOCKET, BIND, LISTEN, CONNECT, ACCEPT, ACCEPT4 = "socket", "bind", "listen", "connect", "accept", "accept4"
-GETSOCKNAME, GETPEERNAME = "getsockname", "getpeername"
+GETSOCKNAME, GETPEERNAME, SOCKETCALL = "getsockname", "getpeername", "socketcall"
 # Asked about whatever their arguments are: a filter sees numbers, not what kind of socket a descriptor is.
 _ALWAYS = (CONNECT, ACCEPT4, ACCEPT, GETSOCKNAME, GETPEERNAME, BIND, LISTEN)
+# Refused with some arguments, free with others.
+_BY_ARGUMENTS = ("sendto", "sendmsg", "sendmmsg", "setsockopt")
+
+# socketcall()'s first argument; the others lie in memory, where a filter cannot look. Those that make or take a connection,
+# or could make one (fast open), are asked about.
+SOCKETCALLS = {
+    **{BIND: 2, CONNECT: 3, LISTEN: 4, ACCEPT: 5, "sendto": 11, "setsockopt": 14, "sendmsg": 16, ACCEPT4: 18},
+    "sendmmsg": 20,
+}
 
 _ALLOW, _NOTIFY, _ERRNO = 0x7FFF0000, 0x7FC00000, 0x00050000
 _SET_MODE_FILTER, _NEW_LISTENER = 1, 8
@@ -36,10 +46,20 @@ _LD, _AND, _JEQ, _JGE, _JSET, _RET = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 _NR, _ARCH = 0, 4
 
 
+class Compat(Record):
+    """The numbers of 32-bit programs on the same machine; SOCKETCALL where there is one number for them all, besides."""
+
+    audit_arch: int
+    numbers: Dict[str, int]
+
+
 class Machine(Record):
     audit_arch: int
     seccomp: int
     numbers: Dict[str, int]
+    compat: Compat
+    # Of all that x32 programs can do with a socket; empty where there is no x32.
+    x32: Tuple[int, ...] = ()
 
 
 _MACHINES = {
@@ -51,6 +71,15 @@ _MACHINES = {
             **{GETSOCKNAME: 51, GETPEERNAME: 52, "setsockopt": 54, ACCEPT4: 288, "sendmmsg": 307},
             "io_uring_setup": 425,
         },
+        Compat(
+            0x40000003,
+            {
+                **{SOCKETCALL: 102, "sendmmsg": 345, BIND: 361, CONNECT: 362, LISTEN: 363},
+                **{ACCEPT4: 364, "setsockopt": 366, "sendto": 369, "sendmsg": 370, "io_uring_setup": 425},
+            },
+        ),
+        # socket() to getsockopt(), accept4(), recvmmsg(), sendmmsg(), io_uring_setup(); those that differ from x86_64's.
+        (*range(41, 56), 288, 299, 307, 425, *(517, 518, 519, 537, 538, 541, 542)),
     ),
     "aarch64": Machine(
         0xC00000B7,
@@ -60,6 +89,13 @@ _MACHINES = {
             **{GETSOCKNAME: 204, GETPEERNAME: 205, "setsockopt": 208, ACCEPT4: 242, "sendmmsg": 269},
             "io_uring_setup": 425,
         },
+        Compat(
+            0x40000028,
+            {
+                **{BIND: 282, CONNECT: 283, LISTEN: 284, ACCEPT: 285, "sendto": 290},
+                **{"setsockopt": 294, "sendmsg": 296, ACCEPT4: 366, "sendmmsg": 374, "io_uring_setup": 425},
+            },
+        ),
     ),
 }
 
@@ -161,15 +197,16 @@ def program_from_host(known: Machine) -> bytes:
 def program(known: Machine) -> bytes:
     numbers, asm = known.numbers, _Assembler()
     asm.add(_LD, _ARCH)
-    asm.add(_JEQ, known.audit_arch, "", "allow")
+    asm.add(_JEQ, known.audit_arch, "", "other machine")
     asm.add(_LD, _NR)
-    asm.add(_JGE, _X32_BIT, "allow")
+    asm.add(_JGE, _X32_BIT, "x32")
     for name in _ALWAYS:
         asm.add(_JEQ, numbers[name], "notify")
-    for name in (SOCKET, "sendto", "sendmsg", "sendmmsg", "setsockopt"):
+    for name in (SOCKET, *_BY_ARGUMENTS):
         asm.add(_JEQ, numbers[name], name)
     # It makes and uses sockets without any system call that a filter could see.
     asm.add(_JEQ, numbers["io_uring_setup"], "no such call", "allow")
+    _compat_rules(asm, known)
     _socket_rules(asm)
     # Data with the first packet would connect a socket without connect().
     for name, argument in (("sendto", 3), ("sendmsg", 2), ("sendmmsg", 3)):
@@ -193,6 +230,30 @@ def program(known: Machine) -> bytes:
         asm.place(name)
         asm.add(_RET, action)
     return asm.assembled()
+
+
+def _compat_rules(asm: _Assembler, known: Machine) -> None:
+    numbers = known.compat.numbers
+    asm.place("x32")
+    asm.add(_AND, ~_X32_BIT & 0xFFFFFFFF)
+    for number in known.x32:
+        asm.add(_JEQ, number, "no such call")
+    asm.add(_RET, _ALLOW)
+    asm.place("other machine")
+    asm.add(_JEQ, known.compat.audit_arch, "", "no such call")
+    asm.add(_LD, _NR)
+    for name in _ALWAYS:
+        if name in numbers:
+            asm.add(_JEQ, numbers[name], "notify")
+    for name in _BY_ARGUMENTS:
+        asm.add(_JEQ, numbers[name], name)
+    asm.add(_JEQ, numbers["io_uring_setup"], "no such call")
+    if SOCKETCALL in numbers:
+        asm.add(_JEQ, numbers[SOCKETCALL], "", "allow")
+        asm.add(_LD, _argument(0))
+        for number in SOCKETCALLS.values():
+            asm.add(_JEQ, number, "notify")
+    asm.add(_RET, _ALLOW)
 
 
 def _socket_rules(asm: _Assembler) -> None:

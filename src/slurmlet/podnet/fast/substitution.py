@@ -18,6 +18,7 @@ from slurmlet.linux.event_loop import Loop
 from slurmlet.podnet import addresses
 from slurmlet.podnet.fast import seccomp_filter
 from slurmlet.podnet.fast.accept_call import Accepting
+from slurmlet.podnet.fast.compat_calls import CompatCalls
 from slurmlet.podnet.fast.connect_call import Connecting, OnDialled
 from slurmlet.podnet.fast.host_sockets import HostSockets
 from slurmlet.podnet.fast.journal import Journal
@@ -38,7 +39,7 @@ _size = struct.Struct("=I").pack
 _COUNTED = (
     *("socket", "bind", "listen", "connect", "accept", "getsockname", "getpeername", "not ours"),
     *("connects pod", "connects inner", "connects host", "connects denied", "connects failed", "asked"),
-    *("accepted", "announced late", "refused in", "strangers", "relayed", "failed"),
+    *("accepted", "announced late", "refused in", "strangers", "relayed", "compat refused", "failed"),
 )
 
 
@@ -80,7 +81,8 @@ class Supervisor:
         self._listeners: Dict[int, Listener] = {}
         self._spare: Dict[int, List[Socket]] = {}
         self._spare_fds: Dict[int, int] = {}
-        self._handlers = self._all_handlers()
+        self._handlers, self._arch = self._all_handlers(), seccomp_filter.machine().audit_arch
+        self._compat = CompatCalls(self._kernel, self._processes, self.counts)
         self._journal = Journal(loop, journal_path, self._table, self._ports)
         self._connecting.on_named = self._accepting.on_named = self._journal.named
         self._connecting.on_waiting = self._accepting.on_waiting = self._journal.waits
@@ -117,7 +119,7 @@ class Supervisor:
         self._connecting.dial(ip, port, source_ip, done)
 
     def _mirrored(self, claim: Claim) -> None:
-        """Somebody came through the pod's own namespace: a program that the filter does not know (i386, x32)."""
+        """Somebody came through the pod's own namespace: a 32-bit program."""
         try:
             caller, name = claim.mirror.accept() if claim.mirror is not None else (None, ("", 0))
         except OSError:
@@ -181,7 +183,10 @@ class Supervisor:
 
     def _serve(self, call: Call) -> None:
         try:
-            self._handlers[call.nr](call)
+            if call.arch == self._arch:
+                self._handlers[call.nr](call)
+            else:
+                self._compat.serve(call)
         except Exception as error:
             # One call must not end the network of a pod, and the next netd would only meet it again.
             import traceback

@@ -1,8 +1,8 @@
 """TCP of a pod without the fast path: netd ends the pod's connections itself and carries them as TCP of the host.
 
-For a kernel without what the fast path needs, for programs it does not see (32-bit ones), and where what goes between hosts
-must be encrypted. Unless it is, nothing differs on the wire from the fast path: listeners behind host ports, announced
-connections. So fast and slow pods speak to each other.
+For a kernel without what the fast path needs, for 32-bit programs, and where what goes between hosts must be encrypted.
+Unless it is, nothing differs on the wire from the fast path: listeners behind host ports, announced connections. So fast
+and slow pods speak to each other.
 Towards the pod's kernel each connection is a `TcpEnd`; here is who may connect, where to, and the bytes in between.
 """
 

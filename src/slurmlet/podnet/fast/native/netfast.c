@@ -545,6 +545,7 @@ static int serve(struct netfast *nf, int notify_fd, struct event *ev) {
     if (ioctl(notify_fd, NOTIF_RECV, &call)) return NOTHING;
     nf->journal[0] = call;
     ev->turn = -1;
+    if (call.arch != NATIVE_ARCH) return to_python(ev, CALL, notify_fd, &call);
     switch (call.nr) {
     case SYS_socket: return serve_socket(nf, notify_fd, &call, ev);
     case SYS_connect: return serve_connect(nf, notify_fd, &call, ev);

@@ -30,6 +30,14 @@ struct notification {
 };
 struct answer { uint64_t id; int64_t value; int32_t error; uint32_t flags; };
 struct addfd { uint64_t id; uint32_t flags, srcfd, newfd, newfd_flags; };
+/* AUDIT_ARCH_…: calls of other machines' programs have other numbers. */
+#if defined __x86_64__
+#define NATIVE_ARCH 0xC000003Eu
+#elif defined __aarch64__
+#define NATIVE_ARCH 0xC00000B7u
+#else
+#define NATIVE_ARCH 0u
+#endif
 #define NOTIF_RECV _IOWR('!', 0, struct notification)
 #define NOTIF_SEND _IOWR('!', 1, struct answer)
 #define NOTIF_ID_VALID _IOW('!', 2, uint64_t)
