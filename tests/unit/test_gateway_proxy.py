@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -219,6 +220,30 @@ class TestProxy:
             b"ConnectionResetError",
             b"BrokenPipeError",
         )
+
+    def test_what_a_stranger_left_behind_is_not_asked_for(
+        self, loop: Loop, proxy: ProxyServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Sent and reset, and the owner's next connection has the same port: /proc/net knows only that one."""
+        begun: list[socket.socket] = []
+        monkeypatch.setattr(proxy_server, "_Session", lambda _loop, client, _options: begun.append(client))
+        port = 0
+        for last in (False, True):
+            made = socket.socket()
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind((proxy_server.LOOPBACK, port))
+            made.connect((proxy_server.LOOPBACK, proxy.port))
+            port = made.getsockname()[1]
+            if not last:
+                made.sendall(b"CONNECT web:8080 HTTP/1.1\r\n\r\n")
+                made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                made.close()
+        turn(loop, lambda: begun)
+        loop.run_until(lambda: False, 0.05)
+        (client,) = begun
+        with pytest.raises(BlockingIOError):
+            client.recv(1)
+        made.close()
 
     def test_without_a_gateway_it_says_so(self, loop: Loop, proxy: ProxyServer, socket_path: Path) -> None:
         socket_path.unlink()

@@ -18,7 +18,7 @@ from slurmlet.gateway.http_connect import ONLY, SEARCH
 from slurmlet.gateway.proxy_requests import Reader, Request, Unusable
 from slurmlet.linux.event_loop import Loop, Timer
 from slurmlet.podnet.ports.socket_owners import client_uid
-from slurmlet.podnet.socket_relay import Relay, reset
+from slurmlet.podnet.socket_relay import Relay, is_over, reset
 
 LOOPBACK = "127.0.0.1"
 _BACKLOG = 256
@@ -50,7 +50,8 @@ class ProxyServer:
             return
         client.setblocking(False)
         owner = client_uid(host, port, self.port)
-        if owner != os.getuid():
+        # What a stranger sent and reset may still be read, and the port be ours by now.
+        if owner != os.getuid() or is_over(client):
             print(f"turned away a connection of uid {owner}", file=sys.stderr, flush=True)
             reset(client)
             return
