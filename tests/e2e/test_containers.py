@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from slurmlet.testbed.faults import inject
 from slurmlet.testbed.hosts import Testbed
 from tests.e2e.conftest import IMAGE, Kubectl, eventually, pod
 
@@ -292,7 +293,7 @@ def test_another_image_starts_the_container_again(kubectl: Kubectl) -> None:
 def test_a_node_without_a_runtime_of_its_own_runs_pods_with_the_clusters_runc(
     kubectl: Kubectl, testbed: Testbed
 ) -> None:
-    testbed.fault("hide-runtimes", "c1")
+    inject(testbed, "hide-runtimes", "c1")
     try:
         assert not testbed.run(["sh", "-c", "command -v crun || command -v runc"], host="c1", check=False).ok
         there = {"annotations": {"slurmlet.io/sbatch": "--nodelist=c1"}}
@@ -303,4 +304,4 @@ def test_a_node_without_a_runtime_of_its_own_runs_pods_with_the_clusters_runc(
         eventually(lambda: kubectl("logs", "p").stdout == "p\n")
         assert kubectl("exec", "p", "--", "hostname").stdout == "p\n"
     finally:
-        testbed.fault("show-runtimes", "c1")
+        inject(testbed, "show-runtimes", "c1")

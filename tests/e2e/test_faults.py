@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from slurmlet.testbed.faults import inject
 from slurmlet.testbed.hosts import Testbed
 from tests.e2e.conftest import Kubectl, eventually, pod
 from tests.e2e.inspecting import Cluster, exists, processes
@@ -144,14 +145,14 @@ def test_api_server_and_etcd_killed(kubectl: Kubectl, here: Cluster) -> None:
 def test_slurmctld_away_while_a_pod_is_created(kubectl: Kubectl, here: Cluster) -> None:
     kubectl.apply(pod("running", COUNT))
     kubectl.wait_phase("running", "Running")
-    here.testbed.fault("stop-slurmctld")
+    inject(here.testbed, "stop-slurmctld")
     try:
         kubectl.apply(pod("patient", "echo here"))
         time.sleep(5)
         assert kubectl.phase("running") == "Running"
         assert kubectl.phase("patient") == "Pending"
     finally:
-        here.testbed.fault("start-slurmctld")
+        inject(here.testbed, "start-slurmctld")
     kubectl.wait_phase("patient", "Succeeded")
     assert kubectl.phase("running") == "Running"
     here.check_jobs()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from slurmlet.testbed.faults import inject
 from slurmlet.testbed.hosts import Testbed
 from slurmlet.testbed.server_images import load
 from tests.e2e.conftest import IMAGE, eventually
@@ -364,12 +365,12 @@ class TestFaults:
     def test_a_host_that_fails(self, testbed: Testbed) -> None:
         with started(testbed, "sleep 300", "-N3") as here:
             failed = next(host for host in ("c3", "c2") if host != here.first_host)
-            testbed.fault("take-host", failed)
+            inject(testbed, "take-host", failed)
             try:
                 code, _ = here.wait(150)
                 assert code != 0
             finally:
-                testbed.fault("return-host", failed)
+                inject(testbed, "return-host", failed)
             argv = ["sinfo", "-h", "-n", failed, "-t", "idle,mixed,alloc", "-o", "%D"]
             eventually(lambda: testbed.run(argv).stdout.strip(), 60)
             all_gone(testbed, here.job_id, here.uids, within_s=60)

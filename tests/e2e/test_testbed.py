@@ -16,6 +16,7 @@ from slurmlet.base.errors import SiteError, UserError
 from slurmlet.base.layout import cache_dir
 from slurmlet.base.processes import CommandError, run
 from slurmlet.testbed import host_namespaces, lifecycle
+from slurmlet.testbed.faults import inject
 from slurmlet.testbed.hosts import Testbed
 from slurmlet.testbed.limits import association_limits
 from slurmlet.testbed.testbed_plan import NAME_VARIABLE, SWITCH, Paths, Plan
@@ -143,7 +144,7 @@ def test_what_does_not_exist_is_refused(bed: Testbed) -> None:
     with pytest.raises(UserError, match="no user 'nobody'"):
         bed.run(["true"], user="nobody")
     with pytest.raises(UserError, match="no fault"):
-        bed.fault("set-on-fire", "c1")
+        inject(bed, "set-on-fire", "c1")
 
 
 def test_homes_are_private_and_shared_by_hosts(bed: Testbed) -> None:
@@ -211,49 +212,49 @@ def test_a_second_up_changes_nothing(bed: Testbed, paths: Paths) -> None:
 
 
 def test_slurmctld_stops_and_starts(bed: Testbed) -> None:
-    bed.fault("stop-slurmctld")
+    inject(bed, "stop-slurmctld")
     assert not bed.status().hosts["login"].services["slurmctld"]
-    bed.fault("start-slurmctld")
+    inject(bed, "start-slurmctld")
     assert bed.run(["srun", "true"]).ok
 
 
 def test_a_job_outlives_its_slurmd(bed: Testbed) -> None:
     job = bed.run(["sbatch", "--parsable", "-w", "c1", "--wrap", "sleep 3; touch survived"]).stdout.strip()
     eventually(lambda: "RUNNING" in bed.run(["squeue", "-h", "-j", job, "-o", "%T"]).stdout)
-    bed.fault("kill-slurmd", "c1")
+    inject(bed, "kill-slurmd", "c1")
     assert not bed.status().hosts["c1"].services["slurmd"]
     eventually(lambda: bed.run(["test", "-e", "survived"], check=False).ok)
-    bed.fault("start-slurmd", "c1")
+    inject(bed, "start-slurmd", "c1")
     eventually(lambda: bed.run(["squeue", "-h", "-j", job, "-t", "R"]).stdout == "")
     assert bed.status().hosts["c1"].services["slurmd"]
 
 
 def test_a_host_is_taken_and_returned(bed: Testbed) -> None:
     process = bed.popen(["sleep", "600"], host="c2")
-    bed.fault("take-host", "c2")
+    inject(bed, "take-host", "c2")
     assert process.wait(timeout=5) != 0
     bed.stop(process)
     with pytest.raises(SiteError, match="c2 is off"):
         bed.run(["true"], host="c2")
     assert not bed.run(["ping", "-c1", "-W1", "c2"], check=False).ok
-    bed.fault("return-host", "c2")
+    inject(bed, "return-host", "c2")
     eventually(lambda: node_state(bed, "c2") == "idle")
     assert bed.run(["srun", "-w", "c2", "hostname"]).stdout == "c2\n"
 
 
 def test_a_cable_is_cut_and_mended(bed: Testbed) -> None:
-    bed.fault("cut-network", "c1")
+    inject(bed, "cut-network", "c1")
     assert not bed.run(["ping", "-c1", "-W1", "c1"], check=False).ok
-    bed.fault("mend-network", "c1")
+    inject(bed, "mend-network", "c1")
     eventually(lambda: bed.run(["ping", "-c1", "-W1", "c1"], check=False).ok)
 
 
 def test_scratch_is_filled_and_freed(bed: Testbed) -> None:
     write = ["dd", "if=/dev/zero", "of=/tmp/more", "bs=64k", "count=4"]
-    bed.fault("fill-scratch", "c1")
+    inject(bed, "fill-scratch", "c1")
     assert "No space left" in bed.run(write, host="c1", check=False).stderr
     assert bed.run(write, host="c2").ok
-    bed.fault("free-scratch", "c1")
+    inject(bed, "free-scratch", "c1")
     assert bed.run(write, host="c1").ok
 
 
@@ -270,8 +271,8 @@ def test_up_mends_what_was_killed(bed: Testbed, paths: Paths, host: str) -> None
 
 
 def test_a_dead_daemon_is_restarted(bed: Testbed, paths: Paths) -> None:
-    bed.fault("kill-slurmd", "c2")
-    bed.fault("stop-slurmctld")
+    inject(bed, "kill-slurmd", "c2")
+    inject(bed, "stop-slurmctld")
     lifecycle.up(PLAN, paths=paths, quiet=True)
     assert bed.status().healthy
     assert bed.run(["srun", "-w", "c2", "hostname"]).stdout == "c2\n"

@@ -176,7 +176,7 @@ class TestFaults:
         self, paths: Paths, verb: str, arguments: list[str]
     ) -> None:
         with pytest.raises(UserError):
-            inject(Testbed(paths, Plan()), verb, arguments)
+            inject(Testbed(paths, Plan()), verb, *arguments)
 
     def test_the_help_names_every_verb(self) -> None:
         said = CliRunner().invoke(command, ["fault", "--help"]).output

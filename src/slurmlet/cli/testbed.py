@@ -141,7 +141,8 @@ def fault(verb: str, arguments: tuple[str, ...]) -> None:
     fill-scratch HOST      free-scratch HOST     /tmp of the host
     hide-runtimes HOST     show-runtimes HOST    crun and runc
     """
+    from slurmlet.testbed.faults import inject
     from slurmlet.testbed.hosts import Testbed
 
-    Testbed.running().fault(verb, *arguments)
+    inject(Testbed.running(), verb, *arguments)
     say(f"Done: {' '.join((verb, *arguments))}")

@@ -7,8 +7,12 @@ step with a task on each host: the first drives, the others serve their host.
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+from slurmlet.model.allocation_node import node_name
 
 # Slurm's numbers for steps that are none: batch script, interactive shell and the like.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
@@ -96,3 +100,10 @@ def srun_environment(environ: Mapping[str, str]) -> dict[str, str]:
                      "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_TRES_PER_TASK"):  # fmt: skip
             changed.pop(name, None)
     return changed
+
+
+def agent_argv(shared: Path, host: str) -> list[str]:
+    """What serves a host of the allocation, in place of the task there."""
+    # Isolated, and without site: the agent needs the standard library only.
+    node = shared / "nodes" / node_name(host)
+    return [sys.executable, "-IS", str(shared / "runner.pyz"), "agent", "--run", str(node)]

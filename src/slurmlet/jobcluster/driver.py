@@ -24,12 +24,11 @@ from slurmlet.controlplane.cluster_config import ClusterConfig
 from slurmlet.controlplane.components import BINARIES, HUB
 from slurmlet.controlplane.run_files import read_components, run_files
 from slurmlet.jobcluster import controlplane_start
-from slurmlet.jobcluster.allocation import Task
+from slurmlet.jobcluster.allocation import Task, agent_argv
 from slurmlet.jobcluster.arguments import Request
 from slurmlet.jobcluster.command_environment import command_environment
 from slurmlet.jobcluster.controlplane_start import Progress
 from slurmlet.jobcluster.run_directories import RunPlaces
-from slurmlet.jobcluster.step_tasks import agent_argv
 from slurmlet.model.host_lists import expand
 from slurmlet.slurm.commands import CommandSlurm
 from slurmlet.upstream.binaries import ensure

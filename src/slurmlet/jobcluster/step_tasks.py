@@ -52,18 +52,12 @@ def _ask_srun(request: Request) -> int:
         ) from error
 
 
-def agent_argv(shared: Path, host: str) -> list[str]:
-    # Isolated, and without site: the agent needs the standard library only.
-    node = shared / "nodes" / node_name(host)
-    return [sys.executable, "-IS", str(shared / "runner.pyz"), "agent", "--run", str(node)]
-
-
 def _become_agent(task: allocation.Task, timeout_s: float) -> None:
     shared = run_directories.shared_of(task.key)
     if not _appears(shared / "nodes" / node_name(task.host), "runner.pem", timeout_s):
         print(f"slurmlet: {task.host} heard nothing of the first host of its job", file=sys.stderr)
         return
-    argv = agent_argv(shared, task.host)
+    argv = allocation.agent_argv(shared, task.host)
     log = os.open(
         shared / "nodes" / node_name(task.host) / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
     )

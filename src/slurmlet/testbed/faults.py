@@ -6,17 +6,15 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from slurmlet.base.errors import SiteError, UserError
 from slurmlet.base.files import locked
 from slurmlet.base.processes import run
 from slurmlet.testbed import bridge, host_namespaces
 from slurmlet.testbed.daemons import Daemons, missing, services_of
+from slurmlet.testbed.hosts import Testbed
+from slurmlet.testbed.lifecycle import start_on
 from slurmlet.testbed.testbed_plan import LOGIN, OPT, SCRATCH_BYTES, SWITCH
-
-if TYPE_CHECKING:
-    from slurmlet.testbed.hosts import Testbed
 
 
 @dataclass(frozen=True)
@@ -58,8 +56,6 @@ def _take_host(bed: Testbed, host: str) -> None:
 
 
 def _return_host(bed: Testbed, host: str) -> None:
-    from slurmlet.testbed.lifecycle import start_on  # the lifecycle knows the way up
-
     if host_namespaces.find_init(bed.paths, host) is not None:
         return
     init = host_namespaces.boot(bed.paths, bed.plan, host)
@@ -139,7 +135,7 @@ FAULTS = {
 }
 
 
-def inject(bed: Testbed, verb: str, arguments: Sequence[str]) -> None:
+def inject(bed: Testbed, verb: str, *arguments: str) -> None:
     fault = FAULTS.get(verb)
     if fault is None:
         raise UserError(f"no fault {verb!r}", hint=f"One of: {', '.join(FAULTS)}.")

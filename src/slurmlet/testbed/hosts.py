@@ -4,11 +4,10 @@
     bed.run(["sbatch", "--wrap", "hostname"]).stdout          # user1 on login; raises CommandError when it fails
     bed.run(["cat"], host="c1", user="user2", stdin="hello", timeout_s=5, check=False).code
     process = bed.popen(["slurmlet", "kubectl", "logs", "-f", "pod"])        # a Popen; end it with bed.stop(process)
-    bed.fault("kill-slurmd", "c2")                            # every verb of `slurmlet testbed fault`
     bed.status().hosts["c1"].services
 
 Everything is argv: no shell sees it. The environment is the user's (settings.user_environment) plus `env`.
-Needs root, as the whole room does. Never changes the testbed but by `fault`.
+Needs root, as the whole room does. Never changes the testbed: that is for `lifecycle` and `faults`.
 """
 
 from __future__ import annotations
@@ -152,12 +151,6 @@ class Testbed:
     def stop(self, process: subprocess.Popen[bytes], grace_s: float = 2.0) -> None:
         """End what `popen` started, and its children."""
         stop_group(process, grace_s)
-
-    def fault(self, verb: str, *arguments: str) -> None:
-        """Do what `slurmlet testbed fault VERB …` does."""
-        from slurmlet.testbed.faults import inject  # faults stands on this module
-
-        inject(self, verb, arguments)
 
     def status(self) -> Status:
         return status(self.paths)
