@@ -40,7 +40,7 @@ conformance: setup ## Upstream's conformance specs on a testbed of their own (FO
 	$(BIN)/slurmlet testbed up --nodes 32 --no-rest; \
 	$(BIN)/python -m slurmlet.testbed.conformance $(if $(FOCUS),--focus '$(FOCUS)') $(ARGS)
 
-lint: $(STAMP) ## Style, types, the layer rule, and that the runner still parses on Python 3.9
+lint: $(STAMP) ## Style, types, layers, no import cycles, and that the runner still parses on Python 3.9
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check . || { echo 'run `make format`' >&2; exit 1; }
 	@$(BIN)/mypy

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slurmlet.model.resolv_conf import resolv_conf_plan
-from slurmlet.runner.pod import resolver_config
+from slurmlet.runner.network import resolver_config
 
 HOST = """# made by somebody
 domain ignored.example

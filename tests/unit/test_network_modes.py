@@ -48,7 +48,7 @@ def ask():
 PODS = """
 import json, os, signal, sys, types
 from slurmlet.linux import syscalls as linux
-from slurmlet.runner.pod import sandbox
+from slurmlet.runner.host import sandbox
 from slurmlet.protocol import wire
 from slurmlet.runner.host.child_processes import Children
 from slurmlet.linux.event_loop import Loop
@@ -57,7 +57,7 @@ server_mode, client_mode, directory, programs = sys.argv[1:5]
 ready = os.path.join(directory, "ready")
 
 def make(loop, children, ip, mode):
-    from slurmlet.runner.pod import network_attachment as attaching
+    from slurmlet.runner.network import network_attachment as attaching
     from slurmlet.podnet.fast import seccomp_filter as filtering
     real = filtering.missing
     if mode == "packets":

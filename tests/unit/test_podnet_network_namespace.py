@@ -12,7 +12,7 @@ import pytest
 PROLOGUE = """
 import json, os, socket, sys
 from slurmlet.linux import syscalls as linux
-from slurmlet.runner.pod import sandbox
+from slurmlet.runner.host import sandbox
 from slurmlet.podnet import namespace_sockets as podsockets
 
 def answer(value):

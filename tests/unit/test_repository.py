@@ -69,6 +69,15 @@ def test_modules_stay_readable() -> None:
     assert {str(p): n for p, n in lengths.items() if n > LONGEST_MODULE_LINES} == {}
 
 
+def test_a_name_means_one_module() -> None:
+    """Commands are named after what they are about, which has a module of its own; all other names are searched for."""
+    places: dict[str, list[str]] = {}
+    for path in (ROOT / "src" / "slurmlet").rglob("*.py"):
+        if not path.stem.startswith("__") and path.parent.name != "cli":
+            places.setdefault(path.stem, []).append(str(path.parent.relative_to(ROOT)))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
 def test_upstream_versions_are_written_in_one_place() -> None:
     """Elsewhere only the recipes may repeat them (a test of theirs compares), and prose that speaks of the past."""
     versions = {program.version for program in pins.load().programs}

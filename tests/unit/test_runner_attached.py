@@ -22,7 +22,7 @@ from slurmlet.linux.event_loop import Loop
 from slurmlet.protocol import wire
 from slurmlet.protocol.log_files import LogWriter
 from slurmlet.runner.containers.container_output import Outputs
-from slurmlet.runner.pod.network_view import HostNetwork
+from slurmlet.runner.network.network_view import HostNetwork
 from slurmlet.runner.streams import attach_session
 from slurmlet.runner.streams.attach_session import AttachSession
 from slurmlet.runner.streams.forwarded_port import ForwardSession, forward

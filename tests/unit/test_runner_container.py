@@ -9,8 +9,8 @@ import pytest
 
 from slurmlet.runner.containers import container_user, env_files, oom, seccomp_profiles, termination_message
 from slurmlet.runner.containers.oom import KillCounter
+from slurmlet.runner.host.sandbox import SINGLE, SUBUID, Mapping
 from slurmlet.runner.pod import storage_limits
-from slurmlet.runner.pod.sandbox import SINGLE, SUBUID, Mapping
 
 FILE = """
 # a comment

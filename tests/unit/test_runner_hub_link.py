@@ -16,7 +16,7 @@ from slurmlet.controlplane import pki
 from slurmlet.controlplane.pki import Leaf
 from slurmlet.linux.event_loop import Loop
 from slurmlet.protocol import wire
-from slurmlet.runner.pod.hub_link import Link
+from slurmlet.runner.link.hub_link import Link
 from tests.unit.overlaying import making_loop, turn
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from slurmlet.runner.host.image_unpack import BadArchive, find_unpacked, remove_tree, unpack, unpack_once
-from slurmlet.runner.pod.sandbox import SINGLE, Mapping
+from slurmlet.runner.host.sandbox import SINGLE, Mapping
 
 ONE = Mapping(SINGLE, 1, 1)
 

@@ -12,8 +12,9 @@ import pytest
 from slurmlet.linux import syscalls
 from slurmlet.runner.containers import devices, oci_bundle
 from slurmlet.runner.containers.container_user import User
-from slurmlet.runner.containers.oci_bundle import Facts, Mount
-from slurmlet.runner.pod.sandbox import SINGLE, SUBUID, Mapping
+from slurmlet.runner.containers.oci_bundle import Facts
+from slurmlet.runner.host.sandbox import SINGLE, SUBUID, Mapping
+from slurmlet.runner.volumes.pod_volumes import Mount
 
 ONE = Mapping(SINGLE, 1, 1)
 MANY = Mapping(SUBUID, 65537, 65537)

@@ -14,11 +14,12 @@ from slurmlet.runner import VERSION
 from slurmlet.runner.containers.container_user import UnknownUser, User, resolve
 from slurmlet.runner.containers.restart_backoff import Backoff, spoken
 from slurmlet.runner.containers.root_overlay import overlay_options
+from slurmlet.runner.host.sandbox import parse_ranges
 from slurmlet.runner.host.scratch import Scratch, choose_base, private_and_ours
-from slurmlet.runner.pod.claim import PodDir, claim, write_atomically
-from slurmlet.runner.pod.network_view import HostNetwork
-from slurmlet.runner.pod.pod_context import hosts_file
-from slurmlet.runner.pod.sandbox import parse_ranges
+from slurmlet.runner.link.reporter import write_atomically
+from slurmlet.runner.network.network_view import HostNetwork
+from slurmlet.runner.pod.claim import PodDir, claim
+from slurmlet.runner.volumes.etc_files import hosts_file
 from slurmlet.runner.volumes.pod_volumes import VolumeError, host_path
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from slurmlet.runner.host.sandbox import SINGLE, Mapping
 from slurmlet.runner.host.scratch import Scratch
 from slurmlet.runner.pod import eviction
-from slurmlet.runner.pod.sandbox import SINGLE, Mapping
 from slurmlet.runner.volumes import volume_removal
 from slurmlet.runner.volumes.pod_volumes import MountFailed, VolumeError, Volumes
 from slurmlet.runner.volumes.projected_files import BadName, project

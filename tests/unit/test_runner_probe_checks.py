@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from slurmlet.runner.containers import probe_checks
-from slurmlet.runner.pod.network_view import HostNetwork
+from slurmlet.runner.network.network_view import HostNetwork
 
 HOST = "127.0.0.1"
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import slurmlet
 
 # The outer process, which claims the pod and waits; then all that the inner one needs until a container runs.
-OUTER = "entrypoint.job_step entrypoint.main runner.pod.pod_main runner.pod.claim runner.pod.sandbox"
-INNER = "runner.pod.pod_runner runner.pod.network_attachment"
+OUTER = "entrypoint.job_step entrypoint.main runner.pod.pod_main runner.pod.claim runner.host.sandbox"
+INNER = "runner.pod.pod_runner runner.network.network_attachment"
 LOAD = """
 import sys
 sys.path.insert(0, sys.argv[1])

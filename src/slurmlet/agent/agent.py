@@ -20,8 +20,8 @@ from slurmlet.linux import syscalls
 from slurmlet.linux.event_loop import Loop, Timer
 from slurmlet.protocol import wire
 from slurmlet.runner import VERSION
+from slurmlet.runner.link.hub_link import Link
 from slurmlet.runner.pod.claim import PodDir
-from slurmlet.runner.pod.hub_link import Link
 
 if TYPE_CHECKING:
     from slurmlet.protocol.messages import AllocationPart, HubToAgent

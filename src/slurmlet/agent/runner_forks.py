@@ -17,9 +17,9 @@ from slurmlet.runner.volumes import volume_removal
 # What a pod usually needs, so that a fork loads nothing; and what is needed when the archive that we came in is gone.
 _LOADED = (
     "shutil", "traceback",
-    "slurmlet.runner.pod.pod_main", "slurmlet.runner.pod.sandbox", "slurmlet.runner.pod.pod_runner",
-    "slurmlet.runner.pod.network_attachment", "slurmlet.podnet.netd", "slurmlet.runner.pod.pod_setup",
-    "slurmlet.runner.host.image_unpack", "slurmlet.runner.containers.prober", "slurmlet.runner.volumes.volume_updates",
+    "slurmlet.runner.pod.pod_main", "slurmlet.runner.host.sandbox", "slurmlet.runner.pod.pod_runner",
+    "slurmlet.runner.network.network_attachment", "slurmlet.podnet.netd", "slurmlet.runner.pod.pod_setup",
+    "slurmlet.runner.host.image_unpack", "slurmlet.runner.containers.prober", "slurmlet.runner.pod.volume_updates",
 )  # fmt: skip
 
 

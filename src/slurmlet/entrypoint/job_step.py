@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 
-from slurmlet.runner.pod.sandbox import SIGNALS
+from slurmlet.runner.host.sandbox import SIGNALS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

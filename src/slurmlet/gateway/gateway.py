@@ -35,7 +35,7 @@ from slurmlet.podnet.slow.udp_endpoint import UdpEndpoint
 from slurmlet.podnet.tables import Tables
 from slurmlet.protocol import wire
 from slurmlet.protocol.messages import GatewayToHub, HubToGateway
-from slurmlet.runner.pod.hub_link import Link
+from slurmlet.runner.link.hub_link import Link
 
 _FILES = 65536
 _FIRST_NAME = f"kubernetes.default.svc.{CLUSTER_DOMAIN}"

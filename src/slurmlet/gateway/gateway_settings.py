@@ -17,7 +17,7 @@ from slurmlet.protocol.cluster_files import HubFile
 
 @dataclass(frozen=True)
 class HubAccess:
-    """What the runner's Link wants to know (runner/pod/hub_link.py)."""
+    """What the runner's Link wants to know (runner/link/hub_link.py)."""
 
     files: ClusterFiles
 

@@ -1,6 +1,7 @@
 """A pod's resolv.conf as far as the API decides it: dnsPolicy and dnsConfig, by the kubelet's rules. Pure.
 
-The other part is the compute node's own file, which only the runner sees: `runner/pod/resolver_config` puts both together.
+The other part is the compute node's own file, which only the runner sees: `runner/network/resolver_config` puts both
+together.
 """
 
 from __future__ import annotations

@@ -15,14 +15,15 @@ from slurmlet.runner.containers.container_output import Outputs
 from slurmlet.runner.containers.container_stop import Termination
 from slurmlet.runner.containers.oci_runtime import Start
 from slurmlet.runner.containers.oom import score_above_own
+from slurmlet.runner.containers.pod_context import PodContext
 from slurmlet.runner.containers.probe_actions import Action
 from slurmlet.runner.containers.prober import Probes
 from slurmlet.runner.containers.restart_backoff import Backoff, spoken
 from slurmlet.runner.containers.termination_message import termination_message
 from slurmlet.runner.host.image_unpack import find_unpacked, remove_tree, unpack_once
-from slurmlet.runner.pod import reporter
-from slurmlet.runner.pod.pod_context import PodContext, etc_mounts
-from slurmlet.runner.volumes.pod_volumes import VolumeError
+from slurmlet.runner.link import reporter
+from slurmlet.runner.volumes.etc_files import etc_mounts
+from slurmlet.runner.volumes.pod_volumes import Mount, VolumeError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class Container:
 
     @property
     def log_dir(self) -> str:
-        return os.path.join(self._context.pod.logs, self.name)
+        return os.path.join(self._context.logs, self.name)
 
     @property
     def writable_dirs(self) -> List[str]:
@@ -168,7 +169,7 @@ class Container:
         if message_path:
             with open(self._message_file, "wb"):
                 os.chmod(self._message_file, 0o666)  # noqa: S103 - for any user of the container; scratch is 0700
-            mounts.append(oci_bundle.Mount(self._message_file, str(message_path), False))
+            mounts.append(Mount(self._message_file, str(message_path), False))
         user = container_user.resolve(root, self.plan["user"])
         container_user.check_mapped(user, context.mapping)
         return oci_bundle.Facts(

@@ -7,8 +7,8 @@ import signal
 import time
 
 from slurmlet.linux.event_loop import Timer
+from slurmlet.runner.containers.pod_context import PodContext
 from slurmlet.runner.containers.probe_actions import Action
-from slurmlet.runner.pod.pod_context import PodContext
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

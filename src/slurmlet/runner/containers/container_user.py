@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slurmlet.linux.record import Record
 from slurmlet.linux.safe_open import read_beneath
-from slurmlet.runner.pod.sandbox import SINGLE, Mapping
+from slurmlet.runner.host.sandbox import SINGLE, Mapping
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

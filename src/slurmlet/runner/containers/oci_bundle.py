@@ -12,11 +12,12 @@ from slurmlet.linux import syscalls
 from slurmlet.linux.record import Record
 from slurmlet.runner.containers import seccomp_profiles
 from slurmlet.runner.containers.container_user import User
-from slurmlet.runner.pod.sandbox import SINGLE, Mapping
+from slurmlet.runner.host.sandbox import SINGLE, Mapping
+from slurmlet.runner.volumes.pod_volumes import Mount
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional, Tuple
+    from typing import Any, Dict, List, Optional
 
     from slurmlet.protocol.pod_plan import ContainerPlan
     from slurmlet.protocol.pod_report import RunningUser
@@ -102,14 +103,6 @@ _READ_ONLY = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-tr
 
 class NotHonoured(Exception):
     """The plan asks for what this node cannot give; the message names the field and the remedy."""
-
-
-class Mount(Record):
-    source: str
-    path: str
-    read_only: bool
-    # Further options of a bind mount, such as noexec.
-    options: Tuple[str, ...] = ()
 
 
 class Facts(Record):

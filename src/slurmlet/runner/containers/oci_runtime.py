@@ -15,7 +15,7 @@ from slurmlet.linux.programs import find_program
 from slurmlet.linux.record import Record
 from slurmlet.runner.host.child_processes import Children
 from slurmlet.runner.host.image_unpack import remove_tree
-from slurmlet.runner.pod.sandbox import SINGLE, Mapping
+from slurmlet.runner.host.sandbox import SINGLE, Mapping
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

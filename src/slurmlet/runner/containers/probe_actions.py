@@ -11,7 +11,7 @@ import signal
 from slurmlet.linux.event_loop import Timer, pipe
 from slurmlet.runner.containers import oci_bundle
 from slurmlet.runner.containers.oci_runtime import Start
-from slurmlet.runner.pod.pod_context import PodContext
+from slurmlet.runner.containers.pod_context import PodContext
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import fcntl
 import os
 import stat
 
-from slurmlet.runner.pod.sandbox import SUBUID, Mapping
+from slurmlet.runner.host.sandbox import SUBUID, Mapping
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -46,6 +46,10 @@ class PodDir(Record):
         return self.file("hub-ca.pem")
 
     @property
+    def report(self) -> str:
+        return self.file("report.json")
+
+    @property
     def logs(self) -> str:
         return self.file("logs")
 
@@ -71,12 +75,3 @@ def claim(pod: PodDir, job_id: str) -> str:
     with os.fdopen(handle, "w") as file:
         file.write(job_id + "\n")
     return ""
-
-
-def write_atomically(path: str, content: bytes) -> None:
-    """A reader on another host sees the old file or the new one, never a part."""
-    temporary = f"{path}.{os.uname().nodename}.{os.getpid()}.new"
-    handle = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
-    os.replace(temporary, path)

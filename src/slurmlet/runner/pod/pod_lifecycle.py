@@ -16,8 +16,8 @@ from slurmlet.runner.containers.container import (
     SIDECAR,
     Container,
 )
-from slurmlet.runner.pod import reporter
-from slurmlet.runner.pod.pod_context import PodContext
+from slurmlet.runner.containers.pod_context import PodContext
+from slurmlet.runner.link import reporter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,6 +65,10 @@ class Lifecycle:
         """A container for looking into the running pod. One that is known already is left as it is."""
         if self._done or self._stop_by_s is not None or self.find(str(plan["name"])) is not None:
             return
+        # `target` names the container whose processes it is to see.
+        target = self.find(str(plan.get("target") or ""))
+        if target is not None and target.running:
+            plan = {**plan, "target_pid": target.root_pid}
         container = self._make(plan, EPHEMERAL)
         self._ephemeral.append(container)
         self._context.reporter.report["ephemeral_containers"][container.name] = container.report

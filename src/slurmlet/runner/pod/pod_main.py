@@ -21,7 +21,7 @@ def run(directory: str) -> int:
     if holder:
         print(f"pod {pod.uid} belongs to Slurm job {holder}; this job ({job_id}) leaves", file=sys.stderr)
         return 0
-    from slurmlet.runner.pod import sandbox
+    from slurmlet.runner.host import sandbox
 
     def inside(told: sandbox.Inside) -> int:
         from slurmlet.runner.pod.pod_runner import run_pod
@@ -31,8 +31,8 @@ def run(directory: str) -> int:
     try:
         return sandbox.enter(inside)
     except sandbox.SandboxError as error:
-        from slurmlet.runner.pod.reporter import leave_word
+        from slurmlet.runner.link.reporter import leave_word
 
         print(str(error), file=sys.stderr)
-        leave_word(pod, "NoSandbox", str(error))
+        leave_word(pod.report, "NoSandbox", str(error))
         return 1

@@ -12,12 +12,12 @@ from slurmlet.linux.event_loop import Loop
 from slurmlet.protocol import wire
 from slurmlet.runner import VERSION
 from slurmlet.runner.host.child_processes import Children
-from slurmlet.runner.pod import reporter
+from slurmlet.runner.host.sandbox import SIGNALS, Inside
+from slurmlet.runner.link import reporter
+from slurmlet.runner.link.hub_link import Link
+from slurmlet.runner.link.reporter import Reporter
 from slurmlet.runner.pod.claim import PodDir
-from slurmlet.runner.pod.hub_link import Link
-from slurmlet.runner.pod.reporter import Reporter
-from slurmlet.runner.pod.sandbox import SIGNALS, Inside
-from slurmlet.runner.streams.link_streams import Stream, Streams, find_container
+from slurmlet.runner.streams.link_streams import Refused, Stream, Streams
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from slurmlet.protocol.messages import Ask, HubToRunner, Open, PodOrder
     from slurmlet.protocol.pod_plan import PodPlan
     from slurmlet.protocol.pod_report import PodUsage
+    from slurmlet.runner.containers.pod_context import PodContext
     from slurmlet.runner.host.scratch import Scratch
-    from slurmlet.runner.pod.network_attachment import PodNetwork
-    from slurmlet.runner.pod.network_view import Network
-    from slurmlet.runner.pod.pod_context import PodContext
+    from slurmlet.runner.network.network_attachment import PodNetwork
+    from slurmlet.runner.network.network_view import Network
     from slurmlet.runner.pod.pod_lifecycle import Lifecycle
     from slurmlet.runner.pod.resource_usage import Usage
     from slurmlet.runner.streams.link_streams import Session
@@ -41,8 +41,8 @@ BYE_WAIT_S = 3.0
 _STARTED_S = 2.0
 # What a pod will need, in the order of its needs. Loaded while the hub answers, one in each turn of the loop.
 _AHEAD = (
-    "volumes.pod_volumes", "containers.oci_runtime", "pod.pod_context", "pod.pod_lifecycle", "pod.pod_setup",
-    "volumes.volume_updates",
+    "volumes.pod_volumes", "containers.oci_runtime", "containers.pod_context", "pod.pod_lifecycle", "pod.pod_setup",
+    "pod.volume_updates",
 )  # fmt: skip
 
 
@@ -56,7 +56,7 @@ class Runner:
         self._loop = Loop()
         self._children = Children(self._loop)
         self._link = Link(self._loop, pod, self._link_up, self._frame, self._link_down)
-        self._reporter = Reporter(self._loop, pod, self._link.send)
+        self._reporter = Reporter(self._loop, pod.report, self._link.send)
         self._streams = Streams(self._link.send, self._open_session)
         self._lifecycle: Optional[Lifecycle] = None
         self._context: Optional[PodContext] = None
@@ -90,7 +90,7 @@ class Runner:
         except (OSError, ValueError):
             return
         if wanted:
-            from slurmlet.runner.pod import network_attachment
+            from slurmlet.runner.network import network_attachment
 
             self._making = network_attachment.begin()
 
@@ -158,22 +158,19 @@ class Runner:
         elif self._context is None or self._lifecycle is None:
             return
         elif message["type"] == "volumes":
-            from slurmlet.runner.volumes import volume_updates
+            from slurmlet.runner.pod import volume_updates
 
             volume_updates.refresh(self._context, message)
         elif message["type"] == "ephemeral":
-            from slurmlet.runner.containers.ephemeral import start
-
-            start(self._lifecycle, message["container"])
+            self._lifecycle.add_ephemeral(message["container"])
         elif message["type"] == "container":
             self._lifecycle.redefine(message["container"])
 
     # The pod.
 
     def _begin(self, plan: PodPlan) -> None:
-        from slurmlet.runner.pod import pod_setup
+        from slurmlet.runner.pod import pod_setup, volume_updates
         from slurmlet.runner.pod.pod_lifecycle import Lifecycle
-        from slurmlet.runner.volumes import volume_updates
 
         around = pod_setup.Around(self._loop, self._children, self._reporter, self._pod, self._inside.mapping)
         try:
@@ -196,12 +193,12 @@ class Runner:
 
     def _make_network(self, plan: PodPlan, scratch: Scratch) -> Network:
         if not plan.get("network"):
-            from slurmlet.runner.pod.network_view import HostNetwork
+            from slurmlet.runner.network.network_view import HostNetwork
 
             if self._making is not None:
                 self._making.abandon()
             return HostNetwork(plan, self._address)
-        from slurmlet.runner.pod.network_attachment import Parts, PodNetwork
+        from slurmlet.runner.network.network_attachment import Parts, PodNetwork
 
         libraries = os.path.join(self._pod.cluster_dir, "bin")
         parts = Parts(self._loop, self._children, scratch, self._link.send, libraries, self._making)
@@ -223,7 +220,10 @@ class Runner:
             from slurmlet.runner.streams.forwarded_port import forward
 
             return forward(self._context, message, stream)
-        container = find_container(self._lifecycle, str(message["container"]))
+        name = str(message["container"])
+        container = self._lifecycle.find(name) if self._lifecycle is not None else None
+        if container is None:
+            raise Refused(f"container {name} is not in this pod", "NotFound")
         assert self._context is not None
         if message["what"] == "exec":
             from slurmlet.runner.streams.exec_session import ExecSession

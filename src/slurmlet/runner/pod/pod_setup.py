@@ -9,20 +9,21 @@ from slurmlet.linux.event_loop import Loop
 from slurmlet.linux.record import Record
 from slurmlet.runner.containers.oci_runtime import NoRuntime, OciRuntime, find_runtime
 from slurmlet.runner.containers.oom import KillCounter
+from slurmlet.runner.containers.pod_context import PodContext
 from slurmlet.runner.containers.root_overlay import Roots
 from slurmlet.runner.host.child_processes import Children
+from slurmlet.runner.host.sandbox import Mapping
 from slurmlet.runner.host.scratch import Scratch, choose_base
+from slurmlet.runner.link.reporter import Reporter
 from slurmlet.runner.pod.claim import PodDir
-from slurmlet.runner.pod.pod_context import PodContext, write_etc
-from slurmlet.runner.pod.reporter import Reporter
-from slurmlet.runner.pod.sandbox import Mapping
 from slurmlet.runner.pod.shared_namespaces import Forbidden, share_ipc
+from slurmlet.runner.volumes.etc_files import write_etc
 from slurmlet.runner.volumes.pod_volumes import Volumes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from slurmlet.protocol.pod_plan import PodPlan
-    from slurmlet.runner.pod.network_view import Network
+    from slurmlet.runner.network.network_view import Network
 
 
 __all__ = ["Around", "Forbidden", "NoRuntime", "make_context", "make_scratch", "mount_private"]
@@ -78,7 +79,7 @@ def make_context(around: Around, plan: PodPlan, scratch: Scratch, network: Netwo
         reporter=around.reporter,
         mapping=around.mapping,
         network=network,
-        pod=around.pod,
+        logs=around.pod.logs,
         plan=plan,
         pid_namespace=pid_namespace,
         ipc_dir=ipc_dir,

@@ -11,7 +11,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
-from slurmlet.runner.pod.pod_context import PodContext
+from slurmlet.runner.containers.pod_context import PodContext
 from slurmlet.runner.pod.pod_lifecycle import Lifecycle
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Tuple
 
+from slurmlet.runner.containers.pod_context import PodContext
 from slurmlet.runner.pod.eviction import PERIOD_S, disk_usage_bytes
-from slurmlet.runner.pod.pod_context import PodContext
 from slurmlet.runner.pod.pod_lifecycle import Lifecycle
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from slurmlet.protocol import wire
 from slurmlet.runner.containers import oci_bundle
 from slurmlet.runner.containers.container import Container
 from slurmlet.runner.containers.oci_runtime import Start
-from slurmlet.runner.pod.pod_context import PodContext
+from slurmlet.runner.containers.pod_context import PodContext
 from slurmlet.runner.streams.link_streams import Refused, Stream
 
 if TYPE_CHECKING:

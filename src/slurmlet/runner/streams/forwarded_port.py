@@ -8,14 +8,14 @@ from typing import Any, Dict, List, Optional
 
 from slurmlet.linux.event_loop import Loop
 from slurmlet.protocol import wire
-from slurmlet.runner.pod.network_view import describe
-from slurmlet.runner.pod.pod_context import PodContext
+from slurmlet.runner.containers.pod_context import PodContext
+from slurmlet.runner.network.network_view import describe
 from slurmlet.runner.streams.link_streams import Refused, Stream
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from slurmlet.protocol.messages import OpenForward
-    from slurmlet.runner.pod.network_view import Cancel, Network
+    from slurmlet.runner.network.network_view import Cancel, Network
 
 
 _READ_BYTES = 64 << 10

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from typing import Any, Callable, Dict, Optional, Protocol
 
     from slurmlet.protocol.messages import Open
-    from slurmlet.runner.pod.pod_lifecycle import Lifecycle
 
     Send = Callable[[bytes], None]
 
@@ -112,10 +111,3 @@ class Streams:
     def _closed(self, number: int) -> None:
         self._streams.pop(number, None)
         self._sessions.pop(number, None)
-
-
-def find_container(lifecycle: Optional[Lifecycle], name: str) -> Any:
-    found = lifecycle.find(name) if lifecycle is not None else None
-    if found is None:
-        raise Refused(f"container {name} is not in this pod", "NotFound")
-    return found

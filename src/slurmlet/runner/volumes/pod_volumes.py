@@ -10,12 +10,12 @@ import os
 import stat
 
 from slurmlet.linux import syscalls
+from slurmlet.linux.record import Record
 from slurmlet.linux.safe_open import open_beneath
-from slurmlet.runner.containers.oci_bundle import Mount
 from slurmlet.runner.host.child_processes import Children
 from slurmlet.runner.host.image_unpack import find_unpacked, unpack_once
+from slurmlet.runner.host.sandbox import SUBUID, Mapping
 from slurmlet.runner.host.scratch import Scratch
-from slurmlet.runner.pod.sandbox import SUBUID, Mapping
 from slurmlet.runner.volumes.projected_files import BadName, project
 
 TYPE_CHECKING = False
@@ -35,6 +35,14 @@ if TYPE_CHECKING:
 
 # As the kubelet's documentation promises for image volumes; read-only besides.
 _IMAGE_OPTIONS = ("noexec", "nosuid", "nodev")
+
+
+class Mount(Record):
+    source: str
+    path: str
+    read_only: bool
+    # Further options of a bind mount, such as noexec.
+    options: Tuple[str, ...] = ()
 
 
 class VolumeError(Exception):

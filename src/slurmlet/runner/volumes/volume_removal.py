@@ -22,7 +22,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     path = arguments[0]
     remove_tree(path)
     if os.path.lexists(path):
-        from slurmlet.runner.pod import sandbox
+        from slurmlet.runner.host import sandbox
 
         def remove() -> int:
             remove_tree(path)

@@ -1,52 +1,18 @@
-"""What the parts of a running pod share, and the files every container of it gets."""
+"""The files of /etc that every container of a pod gets: hosts, hostname, resolv.conf. One set for the pod."""
 
 from __future__ import annotations
 
 import os
 
-from slurmlet.linux.event_loop import Loop
-from slurmlet.linux.record import Record
-from slurmlet.runner.containers.oci_bundle import Mount
-from slurmlet.runner.containers.oom import KillCounter
-from slurmlet.runner.containers.root_overlay import Roots
-from slurmlet.runner.host.child_processes import Children
 from slurmlet.runner.host.scratch import Scratch
-from slurmlet.runner.pod.claim import PodDir
-from slurmlet.runner.pod.reporter import Reporter
-from slurmlet.runner.pod.sandbox import Mapping
-from slurmlet.runner.volumes.pod_volumes import Volumes
+from slurmlet.runner.volumes.pod_volumes import Mount
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import List
 
     from slurmlet.protocol.pod_plan import PodPlan
-    from slurmlet.runner.containers.oci_runtime import Runtime
-    from slurmlet.runner.pod.network_view import Network
-
-
-class PodContext(Record):
-    loop: Loop
-    children: Children
-    runtime: Runtime
-    roots: Roots
-    volumes: Volumes
-    scratch: Scratch
-    reporter: Reporter
-    mapping: Mapping
-    network: Network
-    pod: PodDir
-    plan: PodPlan
-    # Of the pod's shared PID namespace, or "".
-    pid_namespace: str
-    # Of what its containers share in IPC.
-    ipc_dir: str
-    oom: KillCounter
-
-    @property
-    def full_name(self) -> str:
-        """The kubelet's way to name a pod in messages."""
-        return f"{self.plan['name']}_{self.plan['namespace']}({self.plan['uid']})"
+    from slurmlet.runner.network.network_view import Network
 
 
 def hosts_file(network: Network, names: List[str], extra: List[List[str]]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from slurmlet.runner.pod.pod_context import PodContext
+from slurmlet.runner.containers.pod_context import PodContext
 from slurmlet.runner.pod.pod_lifecycle import Lifecycle
 from slurmlet.runner.volumes.pod_volumes import MountFailed, limit_bytes
 

@@ -7,12 +7,12 @@ at each change of phase and at the end, not on every change: it may lie on a slo
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 
 from slurmlet.linux.event_loop import Loop
 from slurmlet.protocol import wire
-from slurmlet.runner.pod.claim import PodDir, write_atomically
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -79,8 +79,9 @@ def set_waiting(report: ContainerReport, reason: str, message: str) -> None:
 
 
 class Reporter:
-    def __init__(self, loop: Loop, pod: PodDir, send: Callable[[bytes], None]) -> None:
-        self._loop, self._pod, self._send = loop, pod, send
+    def __init__(self, loop: Loop, path: str, send: Callable[[bytes], None]) -> None:
+        """`path` is that of report.json."""
+        self._loop, self._path, self._send = loop, path, send
         self._seq = 0
         self._acked = 0
         self._due = False
@@ -145,18 +146,27 @@ class Reporter:
         if self._written == self.report["phase"]:
             return
         self._written = self.report["phase"]
-        _write(self._pod, self.report)
+        _write(self._path, self.report)
 
 
-def _write(pod: PodDir, report: PodReport) -> None:
+def write_atomically(path: str, content: bytes) -> None:
+    """A reader on another host sees the old file or the new one, never a part."""
+    temporary = f"{path}.{os.uname().nodename}.{os.getpid()}.new"
+    handle = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+    os.replace(temporary, path)
+
+
+def _write(path: str, report: PodReport) -> None:
     try:
-        write_atomically(pod.file("report.json"), (json.dumps(report) + "\n").encode())
+        write_atomically(path, (json.dumps(report) + "\n").encode())
     except OSError as error:
         # The pod's directory may be gone (pod deleted) or its file system away; the pod goes on.
         print(f"report.json: {error}", file=sys.stderr, flush=True)
 
 
-def leave_word(pod: PodDir, reason: str, message: str, exit_code: Optional[int] = 1) -> None:
+def leave_word(path: str, reason: str, message: str, exit_code: Optional[int] = 1) -> None:
     """A last report of a runner that never got as far as a sandbox."""
     report: PodReport = {
         "phase": DONE,
@@ -166,4 +176,4 @@ def leave_word(pod: PodDir, reason: str, message: str, exit_code: Optional[int] 
         "init_containers": {},
         "containers": {},
     }
-    _write(pod, report)
+    _write(path, report)

@@ -7,7 +7,7 @@ import os
 import socket
 
 from slurmlet.linux.event_loop import Loop
-from slurmlet.runner.pod.resolver_config import resolv_conf
+from slurmlet.runner.network.resolver_config import resolv_conf
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

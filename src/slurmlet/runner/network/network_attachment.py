@@ -23,8 +23,8 @@ from slurmlet.podnet.table_log import TableLog
 from slurmlet.protocol import wire
 from slurmlet.runner.host.child_processes import Children
 from slurmlet.runner.host.scratch import Scratch
-from slurmlet.runner.pod.network_view import dial_host
-from slurmlet.runner.pod.resolver_config import resolv_conf
+from slurmlet.runner.network.network_view import dial_host
+from slurmlet.runner.network.resolver_config import resolv_conf
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from slurmlet.protocol.messages import NetdToRunner
     from slurmlet.protocol.network_tables import NetworkUpdate
     from slurmlet.protocol.pod_plan import PodPlan
-    from slurmlet.runner.pod.network_view import Cancel, OnDialled
+    from slurmlet.runner.network.network_view import Cancel, OnDialled
 
 
 _FIRST_RESTART_S, _MAX_RESTART_S = 0.0, 5.0

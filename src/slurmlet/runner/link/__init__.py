@@ -1,0 +1,1 @@
+"""The one connection to the hub, and what the runner tells over it."""

@@ -1,0 +1,1 @@
+"""The network as a pod sees it: its own, or its host's."""
