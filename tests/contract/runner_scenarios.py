@@ -44,6 +44,16 @@ def container(rig: Rig, script: str, **fields: Any) -> dict[str, Any]:
         "drop_caps": [],
         "no_new_privs": False,
         "privileged": False,
+        "unmasked_proc": False,
+        "selinux": False,
+        "seccomp": "Unconfined",
+        "env_files": [],
+        "restart_policy": "",
+        "restart_rules": [],
+        "probes": {},
+        "post_start": None,
+        "pre_stop": None,
+        "gpus": False,
     }
     return {**plan, **fields}
 
@@ -64,6 +74,14 @@ def pod(
         "init_containers": init or [],
         "containers": list(containers),
         "volumes": {},
+        "host_names": ["pod1"],
+        "host_network": False,
+        "host_ipc": False,
+        "sysctls": [],
+        "storage_limits": {"containers": {}, "pod": None},
+        "fs_group": None,
+        "network": None,
+        "resolv_conf": None,
     }
     return {**plan, **fields}
 
@@ -164,7 +182,11 @@ def start_error(rig: Rig) -> None:
 
 def order(rig: Rig) -> None:
     """Init containers in turn, sidecars kept and stopped last, volumes shared."""
-    share = {"mounts": [{"volume": "work", "path": "/desk", "read_only": False, "sub_path": ""}]}
+    share = {
+        "mounts": [
+            {"volume": "work", "path": "/desk", "read_only": False, "recursive_read_only": "", "sub_path": ""}
+        ]
+    }
     init = [
         container(rig, "echo one >> /desk/order", name="one", **share),
         container(
@@ -178,7 +200,12 @@ def order(rig: Rig) -> None:
     ]
     main = container(rig, "sleep 0.5; echo main >> /desk/order; cat /desk/order", **share)
     rig.start(
-        pod(rig, main, init=init, volumes={"work": {"kind": "empty", "medium": "", "size_bytes": None}})
+        pod(
+            rig,
+            main,
+            init=init,
+            volumes={"work": {"kind": "empty", "medium": "", "size_bytes": None, "limit": ""}},
+        )
     )
     report = done(rig, 0)
     assert log_text(rig).split() == ["one", "side", "two", "main"], log_text(rig)
@@ -201,15 +228,33 @@ def volumes(rig: Rig) -> None:
             "files": {"a/token": {"data": secret, "mode": 0o400}},
             "default_mode": 0o644,
         },
-        "memory": {"kind": "empty", "medium": "Memory", "size_bytes": 1 << 20},
+        "memory": {"kind": "empty", "medium": "Memory", "size_bytes": 1 << 20, "limit": ""},
         "host": {"kind": "host", "path": os.path.join(rig.work, "made"), "type": "DirectoryOrCreate"},
     }
     mounts = [
-        {"volume": "secret", "path": "/etc/secret", "read_only": True, "sub_path": ""},
-        {"volume": "secret", "path": "/single", "read_only": True, "sub_path": "a/token"},
-        {"volume": "memory", "path": "/memory", "read_only": False, "sub_path": ""},
-        {"volume": "host", "path": "/data", "read_only": False, "sub_path": "x/y"},
-        {"volume": "host", "path": "/ro", "read_only": True, "sub_path": ""},
+        {
+            "volume": "secret",
+            "path": "/etc/secret",
+            "read_only": True,
+            "recursive_read_only": "",
+            "sub_path": "",
+        },
+        {
+            "volume": "secret",
+            "path": "/single",
+            "read_only": True,
+            "recursive_read_only": "",
+            "sub_path": "a/token",
+        },
+        {
+            "volume": "memory",
+            "path": "/memory",
+            "read_only": False,
+            "recursive_read_only": "",
+            "sub_path": "",
+        },
+        {"volume": "host", "path": "/data", "read_only": False, "recursive_read_only": "", "sub_path": "x/y"},
+        {"volume": "host", "path": "/ro", "read_only": True, "recursive_read_only": "", "sub_path": ""},
     ]
     script = """
         cat /etc/secret/a/token /single; echo; stat -c %a /etc/secret/a/token
@@ -240,7 +285,9 @@ def hostile_sub_path(rig: Rig) -> None:
     made = os.path.join(rig.work, "planted")
     os.makedirs(made, exist_ok=True)
     os.symlink("/etc", os.path.join(made, "out"))
-    mounts = [{"volume": "host", "path": "/data", "read_only": False, "sub_path": "out"}]
+    mounts = [
+        {"volume": "host", "path": "/data", "read_only": False, "recursive_read_only": "", "sub_path": "out"}
+    ]
     plan = pod(
         rig,
         container(rig, "ls /data", mounts=mounts),

@@ -19,7 +19,7 @@ from slurmlet.images.archives import Layer
 from slurmlet.images.bundles import BadImage, DirectoryBundle
 from slurmlet.images.rootfs_tar import flatten
 from slurmlet.runner.host.image_unpack import BadArchive, unpack
-from slurmlet.runner.pod.sandbox import SINGLE, Mapping
+from slurmlet.runner.host.sandbox import SINGLE, Mapping
 from tests.unit.images_building import Entry, contents, digest, header, layer
 
 ONE = Mapping(SINGLE, 1, 1)

@@ -63,8 +63,7 @@ class Container:
         self._started_at = ""
         self._oom_kills = 0
         self._finished_s = 0.0
-        self._run = -1
-        self._run_dir = ""
+        self._run, self._run_dir = -1, ""
         self._log: Optional[LogWriter] = None
         self._outputs: Optional[Outputs] = None
 
