@@ -29,6 +29,7 @@ from slurmlet.model.job_states import RUNNING, Fate, Stage
 from slurmlet.slurm.fake import FakeSlurm
 from tests.unit.hub_making import make_settings
 from tests.unit.loopback import make_keys, until
+from tests.unit.reports import pod_report
 
 POD: dict[str, Any] = {
     "metadata": {"uid": "u-1", "name": "p", "namespace": "default", "resourceVersion": "1"},
@@ -82,7 +83,7 @@ class TestAgent:
                 found = agents.get("n1")
                 assert found is not None
                 assert found.link is not None
-                assert (found.job_id, found.link.hello["host"]) == ("12", "c1")
+                assert (found.job_id, found.link.agent["host"]) == ("12", "c1")
                 await agents.end_all(0.1, 5.0)
                 assert not found.alive
 
@@ -137,8 +138,8 @@ class FakeLink:
         self.alive = True
         self.told: list[dict[str, Any]] = []
 
-    async def tell(self, type_: str, **fields: Any) -> None:
-        self.told.append({"type": type_, **fields})
+    async def tell(self, message: Any) -> None:
+        self.told.append(message)
 
 
 def lane_with(settings: Settings) -> tuple[AgentLane, Agent, FakeLink, Agents]:
@@ -200,7 +201,7 @@ class TestLane:
             lane, agent, _, _ = lane_with(settings)
             state = PodState(POD)
             state.job_id = JobId("12")
-            state.report = {"phase": "Done", "problem": {"reason": "Terminated"}}
+            state.report = pod_report(phase="Done", problem={"reason": "Terminated", "message": ""})
             agent.ended["u-1"] = 0  # type: ignore[index]
             agent.fate = Fate(Stage.ENDED, "JobTimeout", "Slurm job 12 reached its time limit")
             assert await lane.fate(state) == agent.fate

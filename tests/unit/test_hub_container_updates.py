@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from slurmlet.hub.pods.container_updates import changed_containers
+from slurmlet.protocol.pod_report import PodReport
+from tests.unit.reports import pod_report
 
 POD = {
     "spec": {
@@ -16,12 +18,12 @@ POD = {
 }
 
 
-def report(**images: str) -> dict[str, Any]:
+def report(**images: str) -> PodReport:
     told = {name: {"image": image} for name, image in images.items()}
-    return {
-        "init_containers": {name: one for name, one in told.items() if name == "init"},
-        "containers": {name: one for name, one in told.items() if name != "init"},
-    }
+    return pod_report(
+        {name: one for name, one in told.items() if name != "init"},
+        {name: one for name, one in told.items() if name == "init"},
+    )
 
 
 @pytest.mark.parametrize(
@@ -32,8 +34,8 @@ def report(**images: str) -> dict[str, Any]:
         (report(init="i:2", a="a:1", b="b:1"), {"b": "b:2"}, []),
         # Handed over, and changed once more since.
         (report(init="i:2", a="a:1", b="b:0"), {"b": "b:1"}, ["b"]),
-        # A runner that does not say, one that has no pod yet.
-        ({"containers": {"b": {}}}, {}, []),
+        # A container that the runner does not know, a runner that has no pod yet.
+        (report(a="a:1"), {}, []),
         (None, {}, []),
     ],
 )

@@ -11,6 +11,7 @@ from aiohttp import web
 from slurmlet.hub.kubelet.exec import exec_status
 from slurmlet.hub.kubelet.pod_logs import _check_started, _options
 from slurmlet.protocol.log_files import LogOptions
+from tests.unit.reports import pod_report
 
 
 def test_success_has_no_details() -> None:
@@ -77,7 +78,7 @@ def worker(
         "spec": {},
         "status": {"containerStatuses": [{"name": "c", **(status or {})}]},
     }
-    told = None if report is None else {kind: {"c": report}}
+    told = None if report is None else pod_report(**{kind: {"c": report}})
     return SimpleNamespace(state=SimpleNamespace(pod=pod, report=told))
 
 

@@ -24,7 +24,7 @@ from slurmlet.model.network_plan import PodNetwork
 from slurmlet.podnet import addresses as numbers
 from slurmlet.podnet.netd_setup import Setup
 from slurmlet.podnet.tables import HOST, POD, REFUSED, UNREACHABLE, Tables
-from slurmlet.protocol import wire
+from slurmlet.protocol import checks, wire
 from tests.unit.hub_making import make_settings
 from tests.unit.loopback import Api, api_server, make_keys, until, watching
 
@@ -415,7 +415,8 @@ def test_a_runner_that_talks_nonsense_is_cut_off(keys: Path, tmp_path: Path, bro
     async def scenario(network: Network, _api: Api, _events: FakeEvents) -> None:
         # What the link server takes for a broken peer.
         with pytest.raises((wire.ProtocolError, ValueError, LookupError, TypeError, AttributeError)):
-            come(network, FakeLink(ONE), pod(ONE), {**attached("10.244.0.2"), **broken})
+            message: Any = checks.from_runner({**attached("10.244.0.2"), **broken})
+            come(network, FakeLink(ONE), pod(ONE), message)
 
     networked(keys, tmp_path, scenario)
 

@@ -36,8 +36,7 @@ class FakeLink:
         self.asked: list[bool] = []
         self.began_s = time.time()
 
-    async def ask(self, what: str, timeout_s: float, *, disk: bool) -> dict[str, Any]:
-        assert what == "usage"
+    async def ask_usage(self, timeout_s: float, *, disk: bool) -> Any:
         self.asked.append(disk)
         if self.fault == "silent":
             raise TimeoutError
@@ -45,9 +44,9 @@ class FakeLink:
             raise LinkLost
         await asyncio.sleep(self.delay_s)
         if self.fault == "nonsense":
-            return {"usage": {"at": "soon", "containers": []}}
+            return {"at": "soon", "containers": []}
         if self.fault == "not begun":
-            return {"usage": None}
+            return None
         now_s = time.time()
         room = dict.fromkeys(
             ("used_bytes", "inodes_used", "capacity_bytes", "available_bytes", "inodes", "inodes_free"), 1
@@ -56,7 +55,7 @@ class FakeLink:
             "started_at": "2026-01-01T00:00:00Z", "cpu_s": now_s - self.began_s, "memory_bytes": 10, "rss_bytes": 5,
             "processes": 1, "rootfs": room if disk else None, "logs": None,
         }  # fmt: skip
-        return {"usage": {"at": now_s, "containers": {"main": main}, "volumes": {}}}
+        return {"at": now_s, "containers": {"main": main}, "volumes": {}}
 
 
 class FakePod:
@@ -104,12 +103,12 @@ async def test_a_thousand_runners_are_asked_together_but_not_all_at_once() -> No
     under_way, most = 0, 0
 
     class Counting(FakeLink):
-        async def ask(self, what: str, timeout_s: float, *, disk: bool) -> dict[str, Any]:
+        async def ask_usage(self, timeout_s: float, *, disk: bool) -> Any:
             nonlocal under_way, most
             under_way += 1
             most = max(most, under_way)
             try:
-                return await super().ask(what, timeout_s, disk=disk)
+                return await super().ask_usage(timeout_s, disk=disk)
             finally:
                 under_way -= 1
 
@@ -194,17 +193,21 @@ class FakeWriter:
 async def test_answers_find_their_questions() -> None:
     writer = FakeWriter()
     link = RunnerLink(PodUid("u"), {"has_pod": True}, writer)  # type: ignore[arg-type]
-    first = asyncio.create_task(link.ask("usage", 1.0, disk=False))
-    second = asyncio.create_task(link.ask("usage", 1.0, disk=True))
+
+    def answer(number: int, usage: Any) -> None:
+        link.answered({"type": "answer", "id": number, "usage": usage})
+
+    first = asyncio.create_task(link.ask_usage(1.0, disk=False))
+    second = asyncio.create_task(link.ask_usage(1.0, disk=True))
     await asyncio.sleep(0)
-    link.answered({"id": 2, "usage": "two"})
-    link.answered({"id": 1, "usage": "one"})
-    link.answered({"id": 1, "usage": "late"})
-    link.answered({"id": 99, "usage": "of nobody"})
-    assert [(await first)["usage"], (await second)["usage"]] == ["one", "two"]
+    answer(2, "two")
+    answer(1, "one")
+    answer(1, "late")
+    answer(99, "of nobody")
+    assert [await first, await second] == ["one", "two"]
     with pytest.raises(TimeoutError):
-        await link.ask("usage", 0.01)
-    lost = asyncio.create_task(link.ask("usage", 5.0))
+        await link.ask_usage(0.01, disk=False)
+    lost = asyncio.create_task(link.ask_usage(5.0, disk=False))
     await asyncio.sleep(0)
     link.end()
     with pytest.raises(LinkLost):

@@ -15,6 +15,7 @@ from slurmlet.hub.pods.status_writer import StatusWriter
 from slurmlet.model.ids import JobId
 from slurmlet.model.job_states import Fate, Stage
 from tests.unit.loopback import Api, api_server, make_keys, until
+from tests.unit.reports import pod_report
 
 STATUS = "/api/v1/namespaces/ns/pods/p/status"
 QUEUED = Fate(Stage.QUEUED, pending_reason="Priority")
@@ -74,7 +75,7 @@ def test_a_pod_that_runs_by_then_is_left_to_its_worker(keys: Path) -> None:
     async def scenario(api: Api, notes: QueuedStatus) -> None:
         api.on("PATCH", STATUS, 409)
         started, over, gone, changed = queued_pod(), queued_pod(), queued_pod(), queued_pod()
-        started.report, over.fate, gone.gone = {"phase": "Running"}, Fate(Stage.ENDED), True
+        started.report, over.fate, gone.gone = pod_report(), Fate(Stage.ENDED), True
         for state in (started, over, gone):
             notes.add(state)
             await asyncio.sleep(0.02)

@@ -19,6 +19,8 @@ from slurmlet.hub.runner_links import LinkLost, LinkServer, RunnerLink
 from slurmlet.protocol import wire
 from tests.unit.hub_making import make_settings
 from tests.unit.loopback import make_keys, until
+from tests.unit.recorded_messages import OF_RUNNERS, REPORT, RUNNER_HELLO
+from tests.unit.reports import pod_report
 
 UID = "0b5e4c2a-7c1f-4d57-9d2c-3f2d5b6a7e01"
 
@@ -32,8 +34,16 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 
 def control(type_: str, **fields: Any) -> bytes:
     """As a runner would, or one that says whatever it likes."""
-    message: Any = {"type": type_, **fields}
+    message: Any = {**fields, "type": type_}
     return wire.control(message)
+
+
+def event(reason: str) -> bytes:
+    return control("event", kind="Normal", reason=reason, message="", container="")
+
+
+def opening(what: str, **fields: Any) -> Callable[[int], Any]:
+    return lambda stream: {"type": "open", "stream": stream, "what": what, "container": "c", **fields}
 
 
 class Hub:
@@ -44,6 +54,7 @@ class Hub:
         self.links: list[RunnerLink] = []
         self.messages: list[dict[str, Any]] = []
         self.ended: list[RunnerLink] = []
+        self.refused: list[tuple[str, str]] = []
         self.port = 0
 
     async def came(self, link: RunnerLink) -> None:
@@ -54,6 +65,9 @@ class Hub:
 
     def went(self, link: RunnerLink) -> None:
         self.ended.append(link)
+
+    def sent_away(self, uid: str, why: str) -> None:
+        self.refused.append((uid, why))
 
 
 class Runner:
@@ -68,7 +82,10 @@ class Runner:
         await self.writer.drain()
 
     async def hello(self, **fields: Any) -> None:
-        given = {"protocol": wire.MAJOR, "pod_uid": UID, "has_pod": False, "host": "c1", "report": None}
+        given = {
+            "protocol": wire.MAJOR, "minor": wire.MINOR, "pod_uid": UID, "job_id": "7", "version": "0", "has_pod": False,
+            "host": "c1", "host_ip": "192.0.2.5", "report": None,
+        }  # fmt: skip
         await self.send(control("hello", **{**given, **fields}))
 
     async def frame(self) -> wire.Frame:
@@ -108,7 +125,7 @@ async def dial(hub: Hub, where: Path, credential: bytes | None = None, *, own: b
 def serve(settings: Settings, scenario: Callable[[Hub], Awaitable[None]]) -> None:
     async def run() -> None:
         hub = Hub(settings)
-        server = await LinkServer(settings, hub.came, hub.said, hub.went).start(0)
+        server = await LinkServer(settings, hub.came, hub.said, hub.went, None, hub.sent_away).start(0)
         hub.port = server.sockets[0].getsockname()[1]
         try:
             await asyncio.wait_for(scenario(hub), 5)
@@ -194,14 +211,14 @@ def test_our_own_certificates_that_name_no_pod_are_refused(settings: Settings, t
     [
         control("hello", protocol=wire.MAJOR, pod_uid="another-pod"),
         control("hello", protocol=wire.MAJOR),
-        control("hello", protocol=wire.MAJOR + 1, pod_uid=UID),
+        control("hello", protocol=wire.MAJOR, minor=wire.MINOR, pod_uid=UID),
         control("report", protocol=wire.MAJOR, pod_uid=UID),
         wire.data(1, wire.STDOUT, b"x"),
         wire.pack(wire.CONTROL, 0, b"no json"),
         wire.pack(wire.CONTROL, 0, b"\xff\xfe"),
         b"GET / HTTP/1.1\r\n\r\n",
     ],
-    ids=["another pod", "no pod", "another protocol", "no hello", "data", "no json", "no text", "http"],
+    ids=["another pod", "no pod", "half a hello", "no hello", "data", "no json", "no text", "http"],
 )
 def test_a_wrong_greeting_is_refused(settings: Settings, tmp_path: Path, greeting: bytes) -> None:
     async def scenario(hub: Hub) -> None:
@@ -212,6 +229,55 @@ def test_a_wrong_greeting_is_refused(settings: Settings, tmp_path: Path, greetin
         assert hub.links == []
 
     serve(settings, scenario)
+
+
+@pytest.mark.parametrize("minor", [wire.MINOR + 1, -1])
+def test_a_runner_of_another_version_is_told_why_it_is_refused(
+    settings: Settings, tmp_path: Path, minor: int
+) -> None:
+    async def scenario(hub: Hub) -> None:
+        runner = await dial(hub, tmp_path)
+        await runner.hello(minor=minor)
+        told = json.loads((await runner.frame()).payload)
+        why = f"it speaks protocol 1.{minor}; this hub understands 1.0 to 1.1"
+        assert told == {"type": "refused", "reason": why}
+        assert await runner.refused()
+        runner.close()
+        assert (hub.links, hub.refused) == ([], [(UID, why)])
+
+    serve(settings, scenario)
+
+
+def test_a_runner_of_the_version_before_is_let_in(settings: Settings, tmp_path: Path) -> None:
+    async def scenario(hub: Hub) -> None:
+        runner = await dial(hub, tmp_path)
+        await runner.send(control(**{"type_": "hello", **RUNNER_HELLO, "pod_uid": UID}))
+        for message in OF_RUNNERS:
+            await runner.send(control(**{"type_": message["type"], **message}))
+        # Answers are for who asked.
+        expected = [message for message in OF_RUNNERS if message["type"] != "answer"]
+        await until(lambda: len(hub.messages) == len(expected))
+        assert hub.messages == expected
+        assert hub.links[0].runner["report"] == REPORT
+        runner.close()
+
+    serve(settings, scenario)
+
+
+def test_a_runner_that_talks_nonsense_is_cut_off_and_named(
+    settings: Settings, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(hub: Hub, runner: Runner, link: RunnerLink) -> None:
+        await runner.send(control("thoughts", deep=True))  # of a newer version
+        await runner.send(control("report", seq=1, report={"phase": "Running"}))
+        assert await runner.refused()
+        assert hub.messages == []
+        assert (
+            f"the connection of {UID} was ended: ProtocolError: report.report has no containers"
+            in caplog.text
+        )
+
+    linked(settings, tmp_path, scenario)
 
 
 def test_a_caller_that_says_nothing_is_let_go(
@@ -232,14 +298,14 @@ def test_a_caller_that_says_nothing_is_let_go(
 
 def test_control_messages_go_both_ways(settings: Settings, tmp_path: Path) -> None:
     async def scenario(hub: Hub, runner: Runner, link: RunnerLink) -> None:
-        await runner.send(control("report", seq=1, report={"phase": "Running"}))
+        await runner.send(control("report", seq=1, report=pod_report()))
         # Two in one piece, the second cut in two
-        pieces = control("event", reason="A") + control("event", reason="B")
+        pieces = event("A") + event("B")
         await runner.send(pieces[:-5])
         await runner.send(pieces[-5:])
         await until(lambda: len(hub.messages) == 3)
         assert [message.get("reason") for message in hub.messages] == [None, "A", "B"]
-        await link.tell("ack", seq=1)
+        await link.tell({"type": "ack", "seq": 1})
         frame = await runner.frame()
         assert (frame.kind, json.loads(frame.payload)) == (wire.CONTROL, {"type": "ack", "seq": 1})
 
@@ -256,15 +322,15 @@ def test_a_peer_that_breaks_the_framing_is_cut_off(settings: Settings, tmp_path:
         await until(lambda: hub.ended)
         assert not link.alive
         with pytest.raises(LinkLost):
-            await link.tell("stop")
+            await link.tell({"type": "stop", "grace_s": 0, "reason": ""})
 
     linked(settings, tmp_path, scenario)
 
 
 def test_streams_have_numbers_of_their_own_and_do_not_mix(settings: Settings, tmp_path: Path) -> None:
     async def scenario(hub: Hub, runner: Runner, link: RunnerLink) -> None:
-        first = await link.open("exec", container="c", command=["id"])
-        second = await link.open("logs", container="c")
+        first = await link.open(opening("exec", command=["id"]))
+        second = await link.open(opening("logs"))
         opened = [json.loads((await runner.frame()).payload) for _ in range(2)]
         assert [(one["stream"], one["what"]) for one in opened] == [(1, "exec"), (2, "logs")]
         await runner.send(wire.data(2, wire.STDOUT, b"two") + wire.data(1, wire.STDERR, b"one"))
@@ -278,7 +344,7 @@ def test_streams_have_numbers_of_their_own_and_do_not_mix(settings: Settings, tm
 
 def test_a_stream_the_runner_closes_ends_after_its_last_bytes(settings: Settings, tmp_path: Path) -> None:
     async def scenario(hub: Hub, runner: Runner, link: RunnerLink) -> None:
-        stream = await link.open("logs")
+        stream = await link.open(opening("logs"))
         await runner.send(
             wire.data(1, wire.STDOUT, b"last") + wire.pack(wire.CLOSE, 1) + wire.data(1, wire.STDOUT, b"late")
         )
@@ -293,14 +359,14 @@ def test_closing_a_stream_tells_the_runner_once_and_later_bytes_are_dropped(
     settings: Settings, tmp_path: Path
 ) -> None:
     async def scenario(hub: Hub, runner: Runner, link: RunnerLink) -> None:
-        stream = await link.open("logs")
+        stream = await link.open(opening("logs"))
         await runner.frame()
         await stream.close()
         await stream.close()
-        await link.tell("ack", seq=1)
+        await link.tell({"type": "ack", "seq": 1})
         assert await runner.frame() == wire.Frame(wire.CLOSE, 1, b"")
         assert (await runner.frame()).kind == wire.CONTROL
-        await runner.send(wire.data(1, wire.STDOUT, b"late") + control("report", seq=2, report={}))
+        await runner.send(wire.data(1, wire.STDOUT, b"late") + control("report", seq=2, report=pod_report()))
         await until(lambda: hub.messages)
         assert stream._incoming.empty()
 
@@ -309,12 +375,12 @@ def test_closing_a_stream_tells_the_runner_once_and_later_bytes_are_dropped(
 
 def test_a_runner_that_goes_away_ends_its_streams(settings: Settings, tmp_path: Path) -> None:
     async def scenario(hub: Hub, runner: Runner, link: RunnerLink) -> None:
-        stream = await link.open("logs")
+        stream = await link.open(opening("logs"))
         runner.close()
         assert await stream.receive() is None
         await until(lambda: hub.ended == [link])
         with pytest.raises(LinkLost):
-            await link.open("exec")
+            await link.open(opening("exec"))
 
     linked(settings, tmp_path, scenario)
 
@@ -324,7 +390,7 @@ def test_a_runner_that_goes_away_ends_its_streams(settings: Settings, tmp_path: 
 
 def test_what_goes_to_a_slow_runner_waits_for_its_credit(settings: Settings, tmp_path: Path) -> None:
     async def scenario(hub: Hub, runner: Runner, link: RunnerLink) -> None:
-        stream = await link.open("exec")
+        stream = await link.open(opening("exec"))
         await runner.frame()
         sending = asyncio.create_task(stream.send(wire.STDIN, b"x" * (3 * wire.INITIAL_WINDOW)))
         received = 0
@@ -343,7 +409,7 @@ def test_what_goes_to_a_slow_runner_waits_for_its_credit(settings: Settings, tmp
 
 def test_what_is_no_bulk_data_needs_no_credit(settings: Settings, tmp_path: Path) -> None:
     async def scenario(hub: Hub, runner: Runner, link: RunnerLink) -> None:
-        stream = await link.open("exec")
+        stream = await link.open(opening("exec"))
         await runner.frame()
         await stream.send(wire.STDIN, b"x" * wire.INITIAL_WINDOW)
         await asyncio.wait_for(stream.send(wire.RESIZE, b'{"Width":1,"Height":2}'), 1)
@@ -356,7 +422,7 @@ def test_a_sender_that_waits_for_credit_learns_that_the_runner_is_gone(
     settings: Settings, tmp_path: Path
 ) -> None:
     async def scenario(hub: Hub, runner: Runner, link: RunnerLink) -> None:
-        stream = await link.open("exec")
+        stream = await link.open(opening("exec"))
         await runner.frame()
         sending = asyncio.create_task(stream.send(wire.STDIN, b"x" * (2 * wire.INITIAL_WINDOW)))
         received = 0
@@ -373,14 +439,14 @@ def test_a_slow_reader_of_a_stream_bounds_what_the_hub_keeps(settings: Settings,
     """A runner that keeps to the window can have no more than one window under way; reading gives the credit back."""
 
     async def scenario(hub: Hub, runner: Runner, link: RunnerLink) -> None:
-        stream = await link.open("logs")
+        stream = await link.open(opening("logs"))
         await runner.frame()
         piece, credit = b"y" * (32 << 10), wire.INITIAL_WINDOW
         while credit > 0:
             await runner.send(wire.data(1, wire.STDOUT, piece))
             credit -= len(piece)
         # Nobody reads: no credit comes, whatever else goes over the link.
-        await link.tell("ack", seq=1)
+        await link.tell({"type": "ack", "seq": 1})
         assert (await runner.frame()).kind == wire.CONTROL
         kept = stream._incoming.qsize() * len(piece)
         assert kept <= wire.INITIAL_WINDOW
@@ -401,8 +467,8 @@ def test_a_slow_reader_of_a_stream_bounds_what_the_hub_keeps(settings: Settings,
 
 def test_one_stuck_stream_does_not_hold_up_the_others(settings: Settings, tmp_path: Path) -> None:
     async def scenario(hub: Hub, runner: Runner, link: RunnerLink) -> None:
-        await link.open("logs")
-        second = await link.open("logs")
+        await link.open(opening("logs"))
+        second = await link.open(opening("logs"))
         for _ in range(wire.INITIAL_WINDOW >> 15):
             await runner.send(wire.data(1, wire.STDOUT, b"y" * (32 << 10)))
         await runner.send(wire.data(2, wire.STDOUT, b"through"))

@@ -46,9 +46,9 @@ class FakeLink:
         self.alive = self.has_pod = True
         self.told: list[dict[str, Any]] = []
 
-    async def tell(self, type_: str, **fields: Any) -> None:
-        assert type_ == "volumes"
-        self.told.append(fields["volumes"])
+    async def tell(self, message: Any) -> None:
+        assert message["type"] == "volumes"
+        self.told.append(message["volumes"])
 
 
 class FakeEvents:

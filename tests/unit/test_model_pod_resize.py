@@ -12,6 +12,7 @@ from slurmlet.model import partition_node, pod_job, pod_resize, quantities
 from slurmlet.model.pod_resources import pod_limits, pod_requests, qos_class, storage_limits, written
 from slurmlet.model.pod_status import Facts, pod_status
 from slurmlet.model.slurm_values import Partition
+from tests.unit.reports import pod_report
 
 SMALL = {"requests": {"cpu": "100m", "memory": "32Mi"}, "limits": {"memory": "64Mi"}}
 
@@ -81,12 +82,8 @@ def test_the_pods_own_resources_decide_its_class() -> None:
 
 
 def running(asked: dict[str, Any]) -> dict[str, Any]:
-    report = {
-        "phase": "Running",
-        "containers": {
-            "c": {"state": "running", "started_at": "2026-01-01T00:00:00Z", "ready": True, "started": True}
-        },
-    }
+    container = {"state": "running", "started_at": "2026-01-01T00:00:00Z", "ready": True, "started": True}
+    report = pod_report({"c": container})
     return pod_status(Facts(pod=asked, now="2026-01-01T00:00:00Z", job_id="7", report=report))
 
 

@@ -12,6 +12,8 @@ from slurmlet.model.ids import JobId
 from slurmlet.model.job_states import Fate, Stage
 from slurmlet.model.pod_status import Facts, is_terminal, pod_status
 from slurmlet.model.slurm_values import EndedJob, Job
+from slurmlet.protocol.pod_report import PodReport
+from tests.unit.reports import pod_report
 
 T0, T1, NOW = "2026-01-01T00:00:00Z", "2026-01-01T00:00:05Z", "2026-01-01T00:01:00Z"
 
@@ -42,13 +44,12 @@ def crash_looping(code: int = 1) -> dict[str, Any]:
 
 def report(
     *containers: dict[str, Any], init: tuple[dict[str, Any], ...] = (), phase: str = "Running", **more: Any
-) -> dict[str, Any]:
-    return {
-        "phase": phase,
-        "containers": {f"c{number}": one for number, one in enumerate(containers)},
-        "init_containers": {f"i{number}": one for number, one in enumerate(init)},
-        **more,
-    }
+) -> PodReport:
+    told = (
+        {f"c{number}": one for number, one in enumerate(containers)},
+        {f"i{number}": one for number, one in enumerate(init)},
+    )
+    return pod_report(*told, phase=phase, **more)
 
 
 def pod(

@@ -241,7 +241,9 @@ class _Hub:
         reflector = Reflector(
             client, "/api/v1/pods", pods.changed, on_synced=self._pods_synced, fieldSelector="spec.nodeName!="
         )
-        links = LinkServer(settings, pods.link_came, pods.link_said, pods.link_ended, self._agents)
+        links = LinkServer(
+            settings, pods.link_came, pods.link_said, pods.link_ended, self._agents, pods.link_refused
+        )
         tasks = {
             "events": self._events.run(),
             "queued status": self._queued.run(),

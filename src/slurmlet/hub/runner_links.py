@@ -8,17 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 from slurmlet.hub.hub_settings import Settings
 from slurmlet.hub.runner_credentials import NODE_NAME_PREFIX, POD_NAME_PREFIX
 from slurmlet.model.ids import PodUid
-from slurmlet.protocol import wire
+from slurmlet.protocol import checks, wire
+from slurmlet.protocol.messages import (
+    AgentHello,
+    AgentToHub,
+    Answer,
+    AnyMessage,
+    FromHub,
+    GatewayToHub,
+    Hello,
+    Open,
+    RunnerHello,
+    RunnerToHub,
+)
+from slurmlet.protocol.pod_report import PodUsage
+from slurmlet.protocol.version import refusal, version_of
 
 log = logging.getLogger(__name__)
 HELLO_TIMEOUT_S = 20.0
@@ -97,7 +110,7 @@ class Stream:
 class RunnerLink:
     """One runner's connection, from its hello to its end."""
 
-    def __init__(self, uid: PodUid, hello: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+    def __init__(self, uid: PodUid, hello: Hello, writer: asyncio.StreamWriter) -> None:
         self.uid = uid
         self.hello = hello
         self.has_pod = bool(hello.get("has_pod"))
@@ -106,13 +119,23 @@ class RunnerLink:
         self._writer = writer
         self._streams: dict[int, Stream] = {}
         self._last_stream = 0
-        self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._asked: dict[int, asyncio.Future[Answer]] = {}
         self._last_ask = 0
         self._alive = True
 
     @property
     def alive(self) -> bool:
         return self._alive
+
+    @property
+    def runner(self) -> RunnerHello:
+        """The hello of a link whose uid is a pod's."""
+        return cast("RunnerHello", self.hello)
+
+    @property
+    def agent(self) -> AgentHello:
+        """The hello of a link whose uid has NODE_PREFIX."""
+        return cast("AgentHello", self.hello)
 
     async def send(self, frame: bytes) -> None:
         if not self._alive:
@@ -123,31 +146,32 @@ class RunnerLink:
         except (ConnectionError, ssl.SSLError) as error:
             raise LinkLost from error
 
-    async def tell(self, type_: str, **fields: Any) -> None:
-        await self.send(wire.pack(wire.CONTROL, 0, json.dumps({"type": type_, **fields}).encode()))
+    async def tell(self, message: FromHub) -> None:
+        await self.send(wire.control(message))
 
-    async def ask(self, what: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
-        """The runner's answer to a question. Raises TimeoutError, LinkLost."""
+    async def ask_usage(self, timeout_s: float, *, disk: bool) -> PodUsage | None:
+        """What the pod uses; None before it has begun. Raises TimeoutError, LinkLost."""
         self._last_ask += 1
         number = self._last_ask
         answer = self._asked[number] = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(timeout_s):
-                await self.tell("ask", id=number, what=what, **fields)
-                told: dict[str, Any] = await answer
-                return told
+                await self.tell({"type": "ask", "id": number, "what": "usage", "disk": disk})
+                told: Answer = await answer
+                return told["usage"]
         finally:
             del self._asked[number]
 
-    def answered(self, message: dict[str, Any]) -> None:
+    def answered(self, message: Answer) -> None:
         waiting = self._asked.get(message["id"])
         if waiting is not None and not waiting.done():
             waiting.set_result(message)
 
-    async def open(self, what: str, **fields: Any) -> Stream:
+    async def open(self, asked: Callable[[int], Open]) -> Stream:
+        """`asked` makes the message, with the number that the stream has."""
         self._last_stream += 1
         stream = self._streams[self._last_stream] = Stream(self, self._last_stream)
-        await self.tell("open", stream=self._last_stream, what=what, **fields)
+        await self.tell(asked(self._last_stream))
         return stream
 
     async def forget(self, number: int) -> None:
@@ -176,31 +200,46 @@ class RunnerLink:
         self._writer.close()
 
 
-class Peers(Protocol):
-    """Who looks after a kind of link: admits it, hears what it says, sees its end."""
+class AgentPeers(Protocol):
+    """Who looks after the links of agents: admits one, hears what it says, sees its end."""
 
     async def link_came(self, link: RunnerLink) -> None: ...
-    async def link_said(self, link: RunnerLink, message: dict[str, Any]) -> None: ...
+    async def link_said(self, link: RunnerLink, message: AgentToHub) -> None: ...
     def link_ended(self, link: RunnerLink) -> None: ...
 
 
+class _Kind(NamedTuple):
+    """One kind of peer: who looks after its links, and what may come from it."""
+
+    hello: Callable[[AnyMessage], Hello]
+    message: Callable[[AnyMessage], Any]
+    came: Callable[[RunnerLink], Awaitable[None]]
+    said: Callable[[RunnerLink, Any], Awaitable[None]]
+    ended: Callable[[RunnerLink], None]
+
+
 class LinkServer:
-    """Listens for runners. `on_link` admits a link (False: unknown pod), `on_message` gets its control messages,
-    `on_end` its end. Agents of allocation nodes dial in at the same port and are handed to `agents`."""
+    """Listens for runners and the gateway. `on_link` admits a link, `on_message` gets its control messages, `on_end` its
+    end, `on_refused` why one was sent away. Agents of allocation nodes dial in at the same port, for `agents`."""
 
     def __init__(
         self,
         settings: Settings,
         on_link: Callable[[RunnerLink], Awaitable[None]],
-        on_message: Callable[[RunnerLink, dict[str, Any]], Awaitable[None]],
+        on_message: Callable[[RunnerLink, RunnerToHub | GatewayToHub], Awaitable[None]],
         on_end: Callable[[RunnerLink], None],
-        agents: Peers | None = None,
+        agents: AgentPeers | None = None,
+        on_refused: Callable[[PodUid, str], None] = lambda _uid, _why: None,
     ) -> None:
         self._settings = settings
-        self._on_link = on_link
-        self._on_message = on_message
-        self._on_end = on_end
-        self._agents = agents
+        ours = (on_link, on_message, on_end)
+        self._runners = _Kind(checks.runner_hello, checks.from_runner, *ours)
+        self._gateway = _Kind(checks.gateway_hello, checks.from_gateway, *ours)
+        self._agents = self._runners
+        if agents is not None:
+            theirs = (agents.link_came, agents.link_said, agents.link_ended)
+            self._agents = _Kind(checks.agent_hello, checks.from_agent, *theirs)
+        self._on_refused = on_refused
 
     async def start(self, port: int) -> asyncio.Server:
         context = ssl.create_default_context(
@@ -216,52 +255,59 @@ class LinkServer:
         )
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        link = None
-        came, said, ended = self._on_link, self._on_message, self._on_end
+        link, uid, kind = None, PodUid("a stranger"), self._runners
         try:
             _notice_dead_peers(writer)
             uid = _peer_of(writer)
-            if uid.startswith(NODE_PREFIX) and self._agents is not None:
-                came, said, ended = self._agents.link_came, self._agents.link_said, self._agents.link_ended
-            link = await asyncio.wait_for(self._greet(uid, reader, writer), HELLO_TIMEOUT_S)
-            await came(link)
+            kind = self._kind_of(uid)
+            link = await asyncio.wait_for(self._greet(uid, kind, reader, writer), HELLO_TIMEOUT_S)
+            await kind.came(link)
             while True:
-                await self._dispatch(link, await _read_frame(reader), said)
+                await _dispatch(link, await _read_frame(reader), kind)
         except (OSError, asyncio.IncompleteReadError, TimeoutError, LinkLost):
             pass
         except (wire.ProtocolError, ValueError, LookupError, TypeError, AttributeError) as error:
-            log.warning("a runner's connection was ended: %s: %s", type(error).__name__, error)
+            log.warning("the connection of %s was ended: %s: %s", uid, type(error).__name__, error)
         finally:
             if link is not None:
                 link.end()
-                ended(link)
+                kind.ended(link)
             writer.close()
 
+    def _kind_of(self, uid: PodUid) -> _Kind:
+        if uid == GATEWAY:
+            return self._gateway
+        return self._agents if uid.startswith(NODE_PREFIX) else self._runners
+
     async def _greet(
-        self, uid: PodUid, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, uid: PodUid, kind: _Kind, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> RunnerLink:
         frame = await _read_frame(reader)
-        hello = json.loads(frame.payload)
-        if frame.kind != wire.CONTROL or hello.get("type") != "hello" or hello.get("protocol") != wire.MAJOR:
-            raise wire.ProtocolError("no hello of this protocol")
-        if _introduced(uid, hello) != uid:
-            raise wire.ProtocolError("the hello names another one than the certificate")
-        return RunnerLink(uid, hello, writer)
+        if frame.kind != wire.CONTROL:
+            raise wire.ProtocolError("no hello")
+        hello: AnyMessage = wire.parse(frame.payload)
+        if hello["type"] != "hello" or _introduced(uid, hello) != uid:
+            raise wire.ProtocolError("no hello of the one whom the certificate names")
+        why = refusal(version_of(hello))
+        if why:
+            self._on_refused(uid, why)
+            writer.write(wire.control({"type": "refused", "reason": why}))
+            await writer.drain()
+            raise wire.ProtocolError(why)
+        return RunnerLink(uid, kind.hello(hello), writer)
 
-    async def _dispatch(
-        self,
-        link: RunnerLink,
-        frame: wire.Frame,
-        said: Callable[[RunnerLink, dict[str, Any]], Awaitable[None]],
-    ) -> None:
-        if frame.kind == wire.CONTROL:
-            message = json.loads(frame.payload)
-            if message.get("type") == "answer":
-                link.answered(message)
-            else:
-                await said(link, message)
-        else:
-            link.route(frame)
+
+async def _dispatch(link: RunnerLink, frame: wire.Frame, kind: _Kind) -> None:
+    if frame.kind != wire.CONTROL:
+        link.route(frame)
+        return
+    message = kind.message(wire.parse(frame.payload))
+    if message is None:
+        return  # of a newer version, which may say more than we know
+    if message["type"] == "answer":
+        link.answered(message)
+    else:
+        await kind.said(link, message)
 
 
 def _notice_dead_peers(writer: asyncio.StreamWriter) -> None:
@@ -277,7 +323,7 @@ def _notice_dead_peers(writer: asyncio.StreamWriter) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def _introduced(uid: PodUid, hello: dict[str, Any]) -> str:
+def _introduced(uid: PodUid, hello: AnyMessage) -> str:
     """Whom the hello names, in the form of a link's uid."""
     if uid == GATEWAY:
         return GATEWAY if hello.get("gateway") else ""

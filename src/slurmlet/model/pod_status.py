@@ -12,18 +12,17 @@ from typing import Any
 
 from slurmlet.base.clock import parse_rfc3339
 from slurmlet.model import pod_resize
+from slurmlet.model.container_reports import container_state, containers_of_kind, terminated_state
 from slurmlet.model.downward_api import Place
 from slurmlet.model.job_states import Fate, Stage
 from slurmlet.model.pod_resources import qos_class
 from slurmlet.model.volume_plan import mount_status
+from slurmlet.protocol.pod_report import ContainerReport, PodReport
 
 Obj = Mapping[str, Any]
 # Every job is pending for a moment, with Slurm's first guess of a reason. Until then the kubelet's own words say it, which
 # tools may wait for; that also spares a write for each pod that starts at once.
 _AT_ONCE_S = 3.0
-_REPORTED = {
-    "initContainers": "init_containers", "containers": "containers", "ephemeralContainers": "ephemeral_containers",
-}  # fmt: skip
 _MAX_LAST_WORDS_BYTES = 12 << 10
 # Ends that are not the pod's own doing: a Job with a podFailurePolicy need not count them.
 _DISRUPTIONS = ("Preempted", "NodeFailure")
@@ -35,7 +34,7 @@ class Facts:
 
     pod: Obj
     now: str  # RFC 3339
-    report: Obj | None = None
+    report: PodReport | None = None
     fate: Fate | None = None
     job_id: str = ""
     # Why nothing runs yet, when it is the hub's doing: per image reference or for every container ("").
@@ -84,7 +83,7 @@ def is_terminal(status: Obj) -> bool:
 
 
 def _statuses(facts: Facts, kind: str) -> list[dict[str, Any]]:
-    reports: Obj = (facts.report or {}).get(_REPORTED[kind]) or {}
+    reports = containers_of_kind(facts.report, kind)
     return [
         _container_status(facts, container, reports.get(container["name"]), kind)
         for container in facts.pod["spec"].get(kind) or ()
@@ -101,11 +100,15 @@ def _trim_messages(statuses: list[dict[str, Any]]) -> None:
                 ended["message"] = ended["message"].encode()[:most].decode(errors="ignore")
 
 
-def _container_status(facts: Facts, container: Obj, report: Obj | None, kind: str) -> dict[str, Any]:
+def _container_status(
+    facts: Facts, container: Obj, report: ContainerReport | None, kind: str
+) -> dict[str, Any]:
     is_init = kind == "initContainers"
     # Nothing waits for an ephemeral container, so one that never ran is not missing at the end either.
     may_be_missing = kind != "containers"
-    image = str((report or {}).get("image") or container["image"])  # what runs, not what is to run
+    image = (report["image"] if report is not None else "") or container[
+        "image"
+    ]  # what runs, not what is to run
     status: dict[str, Any] = {
         "name": container["name"],
         "image": image,
@@ -120,26 +123,28 @@ def _container_status(facts: Facts, container: Obj, report: Obj | None, kind: st
         status["volumeMounts"] = [mount_status(mount) for mount in container["volumeMounts"]]
     if facts.job_id and kind != "ephemeralContainers":
         status.update(pod_resize.container_amounts(facts.pod, container))
-    if _is_lost(facts, report or {}, may_be_missing):
-        status["state"] = _lost_state(facts, report or {})
+    if _is_lost(facts, report, may_be_missing):
+        status["state"] = _lost_state(facts, report)
     if report is None:
         return status
-    status["restartCount"] = report.get("restart_count", 0)
+    status["restartCount"] = report["restart_count"]
     if not _is_lost(facts, report, may_be_missing):
-        status["state"] = _state(report)
-    if report.get("user"):
+        status["state"] = container_state(report)
+    if "user" in report:
         user = report["user"]
         groups = {"supplementalGroups": user["groups"]} if user["groups"] else {}
         status["user"] = {"linux": {"uid": user["uid"], "gid": user["gid"], **groups}}
-    status["lastState"] = {"terminated": _terminated(report["last"])} if report.get("last") else {}
+    status["lastState"] = (
+        {"terminated": terminated_state(report["last"])} if report["last"] is not None else {}
+    )
     running = "running" in status["state"]
-    status["started"] = bool(report.get("started")) and running
+    status["started"] = report["started"] and running
     finished = status["state"].get("terminated") or {}
     # A finished init container is "ready", as the kubelet has it.
-    status["ready"] = (bool(report.get("ready")) and running) or (
+    status["ready"] = (report["ready"] and running) or (
         is_init and not _is_sidecar(container) and finished.get("exitCode") == 0 and bool(finished)
     )
-    if report.get("container_id"):
+    if report["container_id"]:
         status["containerID"] = report["container_id"]
     return status
 
@@ -173,38 +178,17 @@ def _waiting(facts: Facts, container: Obj) -> dict[str, str]:
     return {"reason": "PodInitializing" if facts.pod["spec"].get("initContainers") else "ContainerCreating"}
 
 
-def _state(report: Obj) -> dict[str, Any]:
-    if report["state"] == "running":
-        return {"running": {"startedAt": report["started_at"]}}
-    if report["state"] == "terminated":
-        return {"terminated": _terminated(report)}
-    waiting = {key: report[key] for key in ("reason", "message") if report.get(key)}
-    return {"waiting": waiting or {"reason": "ContainerCreating"}}
-
-
-def _terminated(report: Obj) -> dict[str, Any]:
-    terminated = {
-        "exitCode": report.get("exit_code") if report.get("exit_code") is not None else 137,
-        "reason": report.get("reason") or ("Completed" if report.get("exit_code") == 0 else "Error"),
-        "startedAt": report.get("started_at"),
-        "finishedAt": report.get("finished_at"),
-    }
-    for key, source in (("signal", "signal"), ("message", "message"), ("containerID", "container_id")):
-        if report.get(source):
-            terminated[key] = report[source]
-    return terminated
-
-
-def _is_lost(facts: Facts, report: Obj, may_be_missing: bool) -> bool:
+def _is_lost(facts: Facts, report: ContainerReport | None, may_be_missing: bool) -> bool:
     """Whether the job ended before this container did. What never had its turn keeps waiting, as with a kubelet."""
     over = facts.fate is not None and facts.fate.stage is Stage.ENDED
-    if not over or _done(facts) or facts.refused or report.get("state") == "terminated":
+    state = report["state"] if report is not None else ""
+    if not over or _done(facts) or facts.refused or state == "terminated":
         return False
-    began = report.get("state") == "running" or bool(report.get("last"))
+    began = state == "running" or (report is not None and report["last"] is not None)
     return began or (not may_be_missing and _initialised(facts))
 
 
-def _lost_state(facts: Facts, report: Obj) -> dict[str, Any]:
+def _lost_state(facts: Facts, report: ContainerReport | None) -> dict[str, Any]:
     """The job is over and nobody saw this container end; the kubelet's words for that."""
     assert facts.fate is not None
     oom = facts.fate.reason == "OutOfMemory"
@@ -213,7 +197,7 @@ def _lost_state(facts: Facts, report: Obj) -> dict[str, Any]:
             "exitCode": 137,
             "reason": "OOMKilled" if oom else "ContainerStatusUnknown",
             "message": facts.fate.message,
-            "startedAt": report.get("started_at"),
+            "startedAt": report["started_at"] if report is not None else None,
             "finishedAt": facts.now,
         }
     }
@@ -230,9 +214,10 @@ def _known_image_id(facts: Facts, container: Obj, image: str) -> str:
 
 def _initialised(facts: Facts) -> bool:
     """Whether nothing before the containers proper was left to do."""
-    reports: Obj = (facts.report or {}).get("init_containers") or {}
+    reports = containers_of_kind(facts.report, "initContainers")
     return all(
-        reports.get(one["name"], {}).get("state") == ("running" if _is_sidecar(one) else "terminated")
+        one["name"] in reports
+        and reports[one["name"]]["state"] == ("running" if _is_sidecar(one) else "terminated")
         for one in facts.pod["spec"].get("initContainers", ())
     )
 
@@ -242,7 +227,7 @@ def _is_sidecar(container: Obj) -> bool:
 
 
 def _done(facts: Facts) -> bool:
-    return facts.report is not None and facts.report.get("phase") == "Done"
+    return facts.report is not None and facts.report["phase"] == "Done"
 
 
 def _phase(
@@ -272,7 +257,7 @@ def _finished(
     facts: Facts, containers: list[dict[str, Any]], init: list[dict[str, Any]]
 ) -> tuple[str, str, str]:
     assert facts.report is not None
-    problem = facts.report.get("problem")
+    problem = facts.report["problem"]
     codes = [((one["state"].get("terminated") or {}).get("exitCode")) for one in containers]
     # A sidecar is stopped at the end; how it took that says nothing about the pod.
     sidecars = {one["name"] for one in facts.pod["spec"].get("initContainers", ()) if _is_sidecar(one)}
@@ -340,7 +325,7 @@ def _restarting_all(facts: Facts, phase: str) -> list[dict[str, Any]]:
     if phase in ("Succeeded", "Failed"):
         why = ("PodCompleted" if phase == "Succeeded" else "PodFailed"), ""
         return [_condition(facts, "AllContainersRestarting", False, why)]
-    under_way = bool((facts.report or {}).get("restarting_all"))
+    under_way = facts.report is not None and facts.report.get("restarting_all", False)
     why = (
         ("RestartAllContainersStarted", "container exited with restart policy rule")
         if under_way

@@ -28,8 +28,8 @@ from slurmlet.protocol import messages, network_tables
 from slurmlet.protocol.pod_report import PodReport
 from slurmlet.protocol.wire import ProtocolError
 
-# Raises ProtocolError; the text says where in the message the value is.
-Check = Callable[[Any, str], None]
+# Raises _Wrong, to which everybody on the way up adds where the value is.
+Check = Callable[[Any], None]
 
 _NETWORK = (
     network_tables.Attached,
@@ -67,13 +67,25 @@ def from_agent(message: messages.AnyMessage) -> Optional[messages.AgentToHub]:
 
 def pod_report(value: Any) -> PodReport:
     """report.json, which a runner wrote."""
-    checker(PodReport)(value, "report")
-    return cast("PodReport", value)
+    return cast("PodReport", _checked(value, PodReport, "report"))
 
 
 def checked(message: messages.AnyMessage, type_: Any) -> Any:
-    checker(type_)(message, str(message.get("type")))
-    return message
+    return _checked(message, type_, str(message.get("type")))
+
+
+def _checked(value: Any, type_: Any, name: str) -> Any:
+    try:
+        checker(type_)(value)
+    except _Wrong as wrong:
+        raise ProtocolError(f"{'.'.join([name, *reversed(wrong.place)])} {wrong.what}") from None
+    return value
+
+
+class _Wrong(Exception):
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.place: List[str] = []  # innermost first
 
 
 def _one_of(message: messages.AnyMessage, types: Tuple[Any, ...]) -> Any:
@@ -89,7 +101,7 @@ def _by_tag(types: Tuple[Any, ...]) -> Mapping[str, Any]:
 @functools.cache
 def checker(type_: Any) -> Check:
     if type_ is Any:
-        return lambda _value, _where: None
+        return lambda _value: None
     if hasattr(type_, "__required_keys__"):
         return _of_fields(type_)
     origin, arguments = get_origin(type_), get_args(type_)
@@ -107,20 +119,20 @@ def checker(type_: Any) -> Check:
 
 
 def _of_class(class_: Any) -> Check:
-    # JSON has one kind of number, and True is an int to Python alone.
+    # JSON has one kind of number. Types, not isinstance: True is an int to Python alone.
     allowed = (int, float) if class_ is float else (class_,)
 
-    def check(value: Any, where: str) -> None:
-        if not isinstance(value, allowed) or (isinstance(value, bool) and class_ is not bool):
-            raise ProtocolError(f"{where} is {_shown(value)}, not {class_.__name__}")
+    def check(value: Any) -> None:
+        if type(value) not in allowed:
+            raise _Wrong(f"is {_shown(value)}, not {class_.__name__}")
 
     return check
 
 
 def _of_values(values: Tuple[Any, ...]) -> Check:
-    def check(value: Any, where: str) -> None:
+    def check(value: Any) -> None:
         if value not in values:
-            raise ProtocolError(f"{where} is {_shown(value)}, not {' or '.join(map(repr, values))}")
+            raise _Wrong(f"is {_shown(value)}, not {' or '.join(map(repr, values))}")
 
     return check
 
@@ -129,39 +141,44 @@ def _of_union(types: Tuple[Any, ...]) -> Check:
     """Null or one type: messages to the hub hold no other union."""
     (inner,) = [checker(each) for each in types if each is not type(None)]
 
-    def check(value: Any, where: str) -> None:
+    def check(value: Any) -> None:
         if value is not None:
-            inner(value, where)
+            inner(value)
 
     return check
 
 
 def _of_list(inner: Check) -> Check:
-    def check(value: Any, where: str) -> None:
-        if not isinstance(value, list):
-            raise ProtocolError(f"{where} is {_shown(value)}, not a list")
+    def check(value: Any) -> None:
+        if type(value) is not list:
+            raise _Wrong(f"is {_shown(value)}, not a list")
         for each in value:
-            inner(each, where)
+            inner(each)
 
     return check
 
 
 def _of_places(inner: List[Check]) -> Check:
-    def check(value: Any, where: str) -> None:
-        if not isinstance(value, list) or len(value) != len(inner):
-            raise ProtocolError(f"{where} is {_shown(value)}, not a list of {len(inner)}")
+    def check(value: Any) -> None:
+        if type(value) is not list or len(value) != len(inner):
+            raise _Wrong(f"is {_shown(value)}, not a list of {len(inner)}")
         for place, each in zip(inner, value):
-            place(each, where)
+            place(each)
 
     return check
 
 
 def _of_entries(inner: Check) -> Check:
-    def check(value: Any, where: str) -> None:
-        if not isinstance(value, dict):
-            raise ProtocolError(f"{where} is {_shown(value)}, not an object")
-        for name, each in value.items():
-            inner(each, f"{where}.{name}")
+    def check(value: Any) -> None:
+        if type(value) is not dict:
+            raise _Wrong(f"is {_shown(value)}, not an object")
+        name = ""
+        try:
+            for name, each in value.items():  # noqa: B007 - said below, when it is wrong
+                inner(each)
+        except _Wrong as wrong:
+            wrong.place.append(name)
+            raise
 
     return check
 
@@ -170,14 +187,19 @@ def _of_fields(type_: Any) -> Check:
     fields: Dict[str, Check] = {name: checker(hint) for name, hint in get_type_hints(type_).items()}
     required = frozenset(type_.__required_keys__)
 
-    def check(value: Any, where: str) -> None:
-        if not isinstance(value, dict):
-            raise ProtocolError(f"{where} is {_shown(value)}, not an object")
+    def check(value: Any) -> None:
+        if type(value) is not dict:
+            raise _Wrong(f"is {_shown(value)}, not an object")
         if not required <= value.keys():
-            raise ProtocolError(f"{where} has no {', '.join(sorted(required - value.keys()))}")
-        for name, inner in fields.items():
-            if name in value:
-                inner(value[name], f"{where}.{name}")
+            raise _Wrong(f"has no {', '.join(sorted(required - value.keys()))}")
+        name = ""
+        try:
+            for name, inner in fields.items():
+                if name in value:
+                    inner(value[name])
+        except _Wrong as wrong:
+            wrong.place.append(name)
+            raise
 
     return check
 

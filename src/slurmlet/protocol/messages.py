@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Literal, Optional, TypedDict, Union
 
-from slurmlet.protocol.network_tables import Attached, Listeners, Network, NetworkCounts, PortsTaken
+from slurmlet.protocol.network_tables import Listeners, Network, NetworkMessage, PortsTaken
 from slurmlet.protocol.pod_plan import ContainerPlan, FilesVolume, PodPlan
 from slurmlet.protocol.pod_report import PodReport, PodUsage, Problem
 
@@ -60,7 +60,8 @@ class Answer(TypedDict):
     usage: Optional[PodUsage]  # null before the pod has begun
 
 
-RunnerToHub = Union[RunnerHello, Report, Bye, Event, Answer, Attached, Listeners, NetworkCounts, PortsTaken]
+PodNews = Union[Report, Bye, Event]
+RunnerToHub = Union[RunnerHello, PodNews, Answer, NetworkMessage]
 
 
 class PodMessage(TypedDict):
@@ -248,7 +249,7 @@ class GatewayHello(HelloVersion):
     host_ip: str
 
 
-GatewayToHub = Union[GatewayHello, Attached, Listeners, NetworkCounts, PortsTaken]
+GatewayToHub = Union[GatewayHello, NetworkMessage]
 HubToGateway = Union[Network, Refused]
 
 RunnerToNetd = Network

@@ -5,7 +5,7 @@ docs/network.md says what they mean.
 
 from __future__ import annotations
 
-from typing import Dict, List, Literal, Optional, Tuple, TypedDict
+from typing import Dict, List, Literal, Optional, Tuple, TypedDict, Union
 
 from slurmlet.protocol.pod_plan import Policy
 
@@ -74,3 +74,7 @@ class PortsTaken(TypedDict):
 
     type: Literal["ports-taken"]
     ports: Dict[str, str]  # "tcp 30080": why
+
+
+# What runners and the gateway tell about the network.
+NetworkMessage = Union[Attached, Listeners, NetworkCounts, PortsTaken]

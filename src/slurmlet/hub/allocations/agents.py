@@ -11,12 +11,12 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from slurmlet.hub.runner_links import NODE_PREFIX, LinkLost, RunnerLink
 from slurmlet.model.allocation_node import AllocationFacts
 from slurmlet.model.ids import JobId, PodUid
 from slurmlet.model.job_states import Fate
+from slurmlet.protocol.messages import AgentToHub
 
 log = logging.getLogger(__name__)
 
@@ -87,23 +87,23 @@ class Agents:
     # Links (hub/runner_links.Peers)
 
     async def link_came(self, link: RunnerLink) -> None:
-        name, hello = link.uid.removeprefix(NODE_PREFIX), link.hello
-        agent = self.expect(name, JobId(str(hello.get("job_id") or "")))
+        name, hello = link.uid.removeprefix(NODE_PREFIX), link.agent
+        agent = self.expect(name, JobId(hello["job_id"]))
         if agent.link is not None:
             agent.link.end()
         agent.link, agent.lost_s = link, None
-        agent.job_id = JobId(str(hello.get("job_id") or agent.job_id))
-        agent.running = {PodUid(uid) for uid in hello.get("pods") or ()}
-        agent.ended = {PodUid(uid): int(code) for uid, code in (hello.get("ended") or {}).items()}
-        log.info("node %s: its agent of job %s dialled in from %s", name, agent.job_id, hello.get("host"))
+        agent.job_id = JobId(hello["job_id"] or agent.job_id)
+        agent.running = {PodUid(uid) for uid in hello["pods"]}
+        agent.ended = {PodUid(uid): code for uid, code in hello["ended"].items()}
+        log.info("node %s: its agent of job %s dialled in from %s", name, agent.job_id, hello["host"])
         self.node_changed(agent)
 
-    async def link_said(self, link: RunnerLink, message: dict[str, Any]) -> None:
+    async def link_said(self, link: RunnerLink, message: AgentToHub) -> None:
         agent = self._agents.get(link.uid.removeprefix(NODE_PREFIX))
         if agent is not None and message["type"] == "pod-ended":
-            uid = PodUid(str(message["uid"]))
+            uid = PodUid(message["uid"])
             agent.running.discard(uid)
-            agent.ended[uid] = int(message["exit_code"])
+            agent.ended[uid] = message["exit_code"]
             agent.ended_s[uid] = asyncio.get_running_loop().time()
             self.pod_changed(uid)
 
@@ -122,19 +122,19 @@ class Agents:
         """Have the pod's runner started. Raises LinkLost; safe to repeat."""
         if agent.link is None:
             raise LinkLost
-        await agent.link.tell("start-pod", uid=uid)
+        await agent.link.tell({"type": "start-pod", "uid": uid})
         agent.running.add(uid)
 
     async def kill(self, agent: Agent, uid: PodUid) -> None:
         if agent.link is not None:
-            await agent.link.tell("kill-pod", uid=uid)
+            await agent.link.tell({"type": "kill-pod", "uid": uid})
 
     async def end_all(self, grace_s: float, slack_s: float) -> None:
         """The cluster ends: every agent ends its pods and itself. Returns when all have hung up, or after the time."""
         for agent in self:
             try:
                 if agent.link is not None:
-                    await agent.link.tell("end", grace_s=grace_s)
+                    await agent.link.tell({"type": "end", "grace_s": grace_s})
             except LinkLost:
                 pass
         self._left.clear()

@@ -269,7 +269,7 @@ class GangKeeper:
             self._ending[job.job_id] = now_s + _ENDING_S
             for agent in members:
                 if agent.link is not None:
-                    await agent.link.tell("end", grace_s=0)
+                    await agent.link.tell({"type": "end", "grace_s": 0})
         else:
             try:
                 await self._slurm.cancel([job.job_id])

@@ -179,7 +179,7 @@ class PoolKeeper:
     async def _release(self, name: str, job_id: JobId) -> None:
         agent = self._agents.get(name)
         if agent is not None and agent.link is not None:
-            await agent.link.tell("end", grace_s=0)
+            await agent.link.tell({"type": "end", "grace_s": 0})
         else:
             await self._cancel(job_id)
 

@@ -8,8 +8,22 @@ from __future__ import annotations
 from aiohttp import web
 
 from slurmlet.hub.kubelet.exec import serve_command
+from slurmlet.hub.kubelet.remote_command import Wants
 from slurmlet.hub.pods.pod_manager import Pods
+from slurmlet.protocol.messages import Open
 
 
 async def serve_attach(request: web.Request, pods: Pods) -> web.StreamResponse:
-    return await serve_command(request, pods, "attach")
+    def asked(stream: int, container: str, want: Wants) -> Open:
+        return {
+            "type": "open",
+            "stream": stream,
+            "what": "attach",
+            "container": container,
+            "stdin": want.stdin,
+            "stdout": want.stdout,
+            "stderr": want.stderr,
+            "tty": want.tty,
+        }
+
+    return await serve_command(request, pods, asked)

@@ -5,25 +5,45 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 from aiohttp import web
 
-from slurmlet.hub.kubelet.remote_command import Client, accept, wants
+from slurmlet.hub.kubelet.remote_command import Client, Wants, accept, wants
 from slurmlet.hub.pods.pod_manager import Pods
 from slurmlet.hub.pods.pod_worker import PodWorker
 from slurmlet.hub.runner_links import LinkLost, Stream
+from slurmlet.model.container_reports import containers_of
 from slurmlet.protocol import wire
+from slurmlet.protocol.messages import Open
 
 _DIAL_IN_S = 5.0
 _LOST = {"error": "the connection to the pod's runner was lost", "reason": "InternalError"}
 
 
 async def serve_exec(request: web.Request, pods: Pods) -> web.StreamResponse:
-    return await serve_command(request, pods, "exec", command=request.query.getall("command", []))
+    command = request.query.getall("command", [])
+
+    def asked(stream: int, container: str, want: Wants) -> Open:
+        return {
+            "type": "open",
+            "stream": stream,
+            "what": "exec",
+            "container": container,
+            "command": command,
+            "stdin": want.stdin,
+            "stdout": want.stdout,
+            "stderr": want.stderr,
+            "tty": want.tty,
+        }
+
+    return await serve_command(request, pods, asked)
 
 
-async def serve_command(request: web.Request, pods: Pods, what: str, **fields: Any) -> web.StreamResponse:
+async def serve_command(
+    request: web.Request, pods: Pods, opening: Callable[[int, str, Wants], Open]
+) -> web.StreamResponse:
     """Connect a client with a process in the pod: a new one (exec) or the container's own (attach)."""
     where = request.match_info
     worker = pods.named(where["namespace"], where["pod"])
@@ -36,7 +56,7 @@ async def serve_command(request: web.Request, pods: Pods, what: str, **fields: A
         raise web.HTTPServiceUnavailable(text="the pod's runner is not connected just now; try again\n")
     client = await accept(request, asked)
     try:
-        stream = await link.open(what, container=where["container"], **fields, **asked._asdict())
+        stream = await link.open(lambda number: opening(number, where["container"], asked))
     except LinkLost:
         await _say(client, exec_status(_LOST))
     else:
@@ -54,9 +74,7 @@ async def _say(client: Client, status: dict[str, Any]) -> None:
 
 
 def _check_running(worker: PodWorker, container: str) -> None:
-    report = worker.state.report or {}
-    kinds = ("init_containers", "containers", "ephemeral_containers")
-    found = next((report[kind][container] for kind in kinds if container in (report.get(kind) or {})), None)
+    found = containers_of(worker.state.report).get(container)
     if found is None or found["state"] != "running":
         raise web.HTTPNotFound(text=f'unable to upgrade connection: container not found ("{container}")')
 

@@ -25,6 +25,7 @@ from slurmlet.hub.network.pod_network import Network
 from slurmlet.hub.nodes.partition_node_controller import NodeKeeper
 from slurmlet.hub.pods.pod_manager import Pods
 from slurmlet.hub.pods.pod_state import PodState
+from slurmlet.model.container_reports import containers_of
 from slurmlet.model.stats_summary import Family, NodeFacts, exposition, resource_metrics, summary
 from slurmlet.model.usage_samples import Measured
 
@@ -129,9 +130,8 @@ class StatServer:
 def running_pod(state: PodState) -> dict[str, Any]:
     """As a kubelet sees its runtime: names and images of what runs, and no more."""
     metadata, spec = state.pod["metadata"], state.pod["spec"]
-    report = state.report or {}
-    told = {**(report.get("init_containers") or {}), **(report.get("containers") or {})}
-    running = {name for name, one in told.items() if one.get("state") == "running"}
+    told = containers_of(state.report)
+    running = {name for name, one in told.items() if one["state"] == "running"}
     containers = [
         {"name": one["name"], "image": one["image"], "resources": {}}
         for one in (*(spec.get("initContainers") or ()), *spec["containers"])
@@ -166,10 +166,10 @@ def _of_pods(states: list[PodState]) -> list[Family]:
     containers = Family("kubelet_running_containers", "gauge", "Number of containers, by state")
     names = {"running": "running", "terminated": "exited", "waiting": "created"}
     seen = Counter(
-        names.get(one.get("state"), "unknown")
+        names[one["state"]]
         for state in states
-        for kind in ("init_containers", "containers")
-        for one in ((state.report or {}).get(kind) or {}).values()
+        if state.report is not None
+        for one in (*state.report["init_containers"].values(), *state.report["containers"].values())
     )
     for state_name, count in sorted(seen.items()):
         containers.add(count, {"container_state": state_name})

@@ -13,8 +13,11 @@ from slurmlet.hub.hub_settings import Settings
 from slurmlet.hub.pods.pod_manager import Pods
 from slurmlet.hub.pods.pod_worker import PodWorker
 from slurmlet.hub.runner_links import LinkLost
+from slurmlet.model.container_reports import containers_of
 from slurmlet.protocol import wire
 from slurmlet.protocol.log_files import LogOptions, NoLog, read_logs
+from slurmlet.protocol.messages import OpenLogs
+from slurmlet.protocol.pod_report import ContainerReport
 
 _DIAL_IN_S = 5.0
 _WAITING_WORDS = {
@@ -81,13 +84,13 @@ def _check_started(worker: PodWorker, container: str, previous: bool) -> None:
     found: Mapping[str, Any] = next((one for one in every if one["name"] == container), {})
     pod = worker.state.pod["metadata"]["name"]
     if previous:
-        if not (report or {}).get("last") and not found.get("lastState"):
+        if (report is None or not report["last"]) and not found.get("lastState"):
             raise web.HTTPBadRequest(
                 text=f'previous terminated container "{container}" in pod "{pod}" not found'
             )
         return
     waiting = (found.get("state") or {}).get("waiting")
-    if report is not None and (report["state"] != "waiting" or report.get("last")):
+    if report is not None and (report["state"] != "waiting" or report["last"]):
         return
     if waiting and not found.get("lastState"):
         reason = waiting.get("reason", "ContainerCreating")
@@ -95,29 +98,19 @@ def _check_started(worker: PodWorker, container: str, previous: bool) -> None:
         raise web.HTTPBadRequest(text=f'container "{container}" in pod "{pod}" is waiting to start: {why}')
 
 
-def _report_of(worker: PodWorker, container: str) -> Mapping[str, Any] | None:
-    report = worker.state.report or {}
-    for kind in ("containers", "init_containers", "ephemeral_containers"):
-        if container in (report.get(kind) or {}):
-            found: Mapping[str, Any] = report[kind][container]
-            return found
-    return None
+def _report_of(worker: PodWorker, container: str) -> ContainerReport | None:
+    return containers_of(worker.state.report).get(container)
 
 
 async def _from_runner(
     request: web.Request, response: web.StreamResponse, worker: PodWorker, container: str, options: LogOptions
 ) -> bool:
-    ended = (worker.state.report or {}).get("phase") == "Done" or (worker.state.pod.get("status") or {}).get(
-        "phase"
-    ) in (
-        "Succeeded",
-        "Failed",
-    )
+    ended = worker.state.runner_done or worker.state.terminal
     link = worker.state.live_link if ended else await worker.linked(_DIAL_IN_S)
     if link is None or not link.alive:
         return False
     try:
-        stream = await link.open("logs", container=container, **options._asdict())
+        stream = await link.open(lambda stream: _opening(stream, container, options))
     except LinkLost:
         return False
     try:
@@ -137,6 +130,23 @@ async def _from_runner(
         await response.prepare(request)
     await response.write_eof()
     return True
+
+
+def _opening(stream: int, container: str, options: LogOptions) -> OpenLogs:
+    return {
+        "type": "open",
+        "stream": stream,
+        "what": "logs",
+        "container": container,
+        "follow": options.follow,
+        "previous": options.previous,
+        "timestamps": options.timestamps,
+        "since_s": options.since_s,
+        "since_time": options.since_time,
+        "tail_lines": options.tail_lines,
+        "limit_bytes": options.limit_bytes,
+        "log_stream": options.log_stream,
+    }
 
 
 async def _from_files(

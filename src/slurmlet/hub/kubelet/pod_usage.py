@@ -160,9 +160,9 @@ class Usage:
             if link is None:
                 return
             try:
-                answer = await link.ask("usage", _SPACE_ANSWER_S if space else _ANSWER_S, disk=space)
-                if answer.get("usage") is not None:
-                    self._keep(pod).take(sample(answer["usage"]), time.monotonic())
+                usage = await link.ask_usage(_SPACE_ANSWER_S if space else _ANSWER_S, disk=space)
+                if usage is not None:
+                    self._keep(pod).take(sample(usage), time.monotonic())
             except (TimeoutError, LinkLost):
                 log.info("the runner of pod %s did not say what it uses", pod.uid)
             except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -71,7 +71,9 @@ async def _open(worker: PodWorker, port: int) -> Stream:
         link = await worker.linked(_DIAL_IN_S)
         if link is None:
             raise ForwardFailed("the pod's runner is not connected")
-        return await link.open("forward", port=port)
+        return await link.open(
+            lambda stream: {"type": "open", "stream": stream, "what": "forward", "port": port}
+        )
     except LinkLost:
         raise ForwardFailed("the pod's runner went away") from None
 

@@ -31,13 +31,10 @@ from slurmlet.model.pod_status import is_terminal
 from slurmlet.model.service_table import asks_for
 from slurmlet.model.stats_summary import Family
 from slurmlet.protocol import wire
-from slurmlet.protocol.network_tables import NetworkUpdate
+from slurmlet.protocol.network_tables import Attached, Listeners, NetworkMessage, NetworkUpdate
 
 log = logging.getLogger(__name__)
 Obj = dict[str, Any]
-
-# Control messages of runners that are about the network.
-MESSAGES = frozenset({"attached", "listeners", "network-counts", "ports-taken"})
 # How long a new hub waits for runners of pods it knows of before it tells the others, who know where they are, that they
 # are nowhere. A runner dials again within 6.5 s.
 _SETTLE_S = 8.0
@@ -150,23 +147,21 @@ class Network:
 
     # Runners and the gateway.
 
-    def heard(self, link: RunnerLink, pod: Obj | None, message: Obj) -> None:
-        """A message of MESSAGES. `pod` is None for the gateway."""
-        kind = message["type"]
-        if kind == "attached":
+    def heard(self, link: RunnerLink, pod: Obj | None, message: NetworkMessage) -> None:
+        """`pod` is None for the gateway."""
+        if message["type"] == "attached":
             self._attached(link, pod, message)
-        elif kind == "listeners":
+        elif message["type"] == "listeners":
             ip = self._addresses.of(link.uid) if pod is not None else self.cluster.gateway_ip
             self._listening[ip] = _listeners(message)
             self._show(link.uid, ip)
-        elif kind == "network-counts":
-            counts = {str(name): int(value) for name, value in message["counts"].items()}
-            self._counts.take(link.uid, counts)
+        elif message["type"] == "network-counts":
+            self._counts.take(link.uid, message["counts"])
         else:
             for port, why in message["ports"].items():
-                self._tell_taken(pod, str(port), str(why))
+                self._tell_taken(pod, port, why)
 
-    def _attached(self, link: RunnerLink, pod: Obj | None, message: Obj) -> None:
+    def _attached(self, link: RunnerLink, pod: Obj | None, message: Attached) -> None:
         ip = str(ipaddress.IPv4Address(message["ip"]))
         host_ip = str(ipaddress.IPv4Address(link.hello["host_ip"]))
         if pod is None:
@@ -178,10 +173,10 @@ class Network:
         else:
             self._links[link.uid] = link
             self.policies.placed(link.uid, ip)
-            self.policies.attached(link.uid, str(message.get("mode")))
+            self.policies.attached(link.uid, message["mode"])
             self._tell_mode(pod, message)
         self._listening[ip] = _listeners(message)
-        self._show(link.uid, ip, host_ip, int(message["overlay_port"]))
+        self._show(link.uid, ip, host_ip, message["overlay_port"])
         self._arrived(link.uid)
         self._begin_telling(link, pod)
 
@@ -194,8 +189,8 @@ class Network:
         if pod is not None and not asking:
             self._events.pod_event(pod, "Warning", "PortTaken", why)
 
-    def _tell_mode(self, pod: Obj, message: Obj) -> None:
-        mode, why = str(message.get("mode")), str(message.get("why") or "")
+    def _tell_mode(self, pod: Obj, message: Attached) -> None:
+        mode, why = message["mode"], message["why"]
         # Packets are how encryption is done; a pod is on its host's network because it asked for that.
         if mode != (_FAST if self.cluster.tls is None else _PACKETS) and (mode != _HOST or why):
             text = f"the pod's network is in mode {mode!r} on its host: {why or 'something is missing there'}"
@@ -266,5 +261,5 @@ class Network:
         yield from (entries, followers)
 
 
-def _listeners(message: Obj) -> dict[str, int]:
-    return {str(int(port)): int(host_port) for port, host_port in message["listeners"].items()}
+def _listeners(message: Attached | Listeners) -> dict[str, int]:
+    return {str(int(port)): host_port for port, host_port in message["listeners"].items()}

@@ -170,7 +170,7 @@ class AllocationKeeper:
             )
         assert agent.link is not None
         try:
-            return (await task).get(str(agent.link.hello.get("host")))
+            return (await task).get(agent.link.agent["host"])
         except SlurmletError as error:
             log.warning("what job %s holds is not known: %s", agent.job_id, error.message)
             self._grants.pop(agent.job_id, None)

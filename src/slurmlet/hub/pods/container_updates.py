@@ -18,25 +18,24 @@ from slurmlet.hub.pods.pod_state import PodState
 from slurmlet.hub.runner_links import RunnerLink
 from slurmlet.kube.events import EventRecorder
 from slurmlet.model import admission
+from slurmlet.model.container_reports import containers_of
 from slurmlet.model.pod_sources import MissingSource
+from slurmlet.protocol.pod_report import PodReport
 
 log = logging.getLogger(__name__)
 _RETRY_S = 2.0
-_KINDS = {"initContainers": "init_containers", "containers": "containers"}
 Obj = Mapping[str, Any]
 
 
-def changed_containers(pod: Obj, report: Obj | None, sent: Mapping[str, str]) -> list[Obj]:
+def changed_containers(pod: Obj, report: PodReport | None, sent: Mapping[str, str]) -> list[Obj]:
     """Containers whose image is another than what the runner has, less those it was told about already."""
+    reports = containers_of(report)
     found = []
-    for field, key in _KINDS.items():
-        reports = (report or {}).get(key) or {}
-        for container in pod["spec"].get(field) or ():
-            name, image = container["name"], container["image"]
-            # A runner of an older slurmlet does not say.
-            has = (reports.get(name) or {}).get("image") or image
-            if has != image and sent.get(name) != image:
-                found.append(container)
+    for container in (*(pod["spec"].get("initContainers") or ()), *pod["spec"]["containers"]):
+        name, image = container["name"], container["image"]
+        has = reports[name]["image"] if name in reports else image
+        if has != image and sent.get(name) != image:
+            found.append(container)
     return found
 
 
@@ -47,7 +46,7 @@ class ContainerUpdates:
 
     async def send(self, state: PodState, link: RunnerLink) -> float | None:
         """Hand over what is new; seconds until another try is due, None when there is nothing to wait for."""
-        known = (state.report or {}).get("ephemeral_containers") or {}
+        known = state.report.get("ephemeral_containers", {}) if state.report is not None else {}
         delays = []
         for number, container in enumerate(state.pod["spec"].get("ephemeralContainers") or ()):
             name = container["name"]
@@ -74,7 +73,8 @@ class ContainerUpdates:
             self._events.pod_event(state.pod, "Warning", error.reason, _full(error), name)
             state.refused_ephemeral[name] = (error.reason, error.message)
             return None
-        await link.tell("ephemeral", container={**plan, "target": container.get("targetContainerName") or ""})
+        plan["target"] = container.get("targetContainerName") or ""
+        await link.tell({"type": "ephemeral", "container": plan})
         link.ephemeral.add(name)
         log.info("pod %s: its runner has the ephemeral container %s", state.name, name)
         return None
@@ -93,7 +93,7 @@ class ContainerUpdates:
             self._events.pod_event(state.pod, "Warning", "Failed", f"Error: {_full(error)}", name)
             return None
         link.redefined[name] = image
-        await link.tell("container", container=plan)
+        await link.tell({"type": "container", "container": plan})
         log.info("pod %s: container %s is to run %s", state.name, name, image)
         return None
 

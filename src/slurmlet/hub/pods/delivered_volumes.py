@@ -15,6 +15,7 @@ from slurmlet.kube.client import ApiClient
 from slurmlet.kube.reflector import Reflector
 from slurmlet.model.pod_sources import Needs, Sources, Token, token_lifetime_s, volume_needs
 from slurmlet.model.volume_plan import FILE_KINDS, shows_pod
+from slurmlet.protocol.pod_plan import FilesVolume, PodPlan
 
 Obj = Mapping[str, Any]
 # Trust bundles are few and change rarely: their users simply look again.
@@ -74,7 +75,7 @@ class Record:
         self.objects = self.needs.objects
 
 
-def record_plan(pod: Obj, link: RunnerLink, plan: Obj, sources: Sources) -> Record:
+def record_plan(pod: Obj, link: RunnerLink, plan: PodPlan, sources: Sources) -> Record:
     """For a runner that was just given its whole plan."""
     record = Record(link, volume_needs(pod))
     volumes = {name: volume for name, volume in plan["volumes"].items() if volume["kind"] == "files"}
@@ -109,7 +110,9 @@ def unknown_record(pod: Obj, link: RunnerLink, now_s: float) -> Record:
     return Record(link, wanted, token_due_s=unknown, pod_facts=_pod_facts(pod), unsure=has_files)
 
 
-def note(record: Record, pod: Obj, volumes: Mapping[str, Obj], sources: Sources, now_s: float) -> None:
+def note(
+    record: Record, pod: Obj, volumes: Mapping[str, FilesVolume], sources: Sources, now_s: float
+) -> None:
     record.versions = {key: sources.versions.get(key) for key in record.objects}
     record.digests.update({name: digest(volume) for name, volume in volumes.items()})
     for token in sources.tokens:
@@ -119,7 +122,7 @@ def note(record: Record, pod: Obj, volumes: Mapping[str, Obj], sources: Sources,
         record.look_s = now_s + _TRUST_LOOK_S
 
 
-def digest(volume: Obj) -> str:
+def digest(volume: FilesVolume) -> str:
     """Of what the API decides; tokens change on a clock of their own."""
     files = {
         path: file for path, file in volume["files"].items() if not file.get("keep") and not file.get("token")
@@ -127,7 +130,7 @@ def digest(volume: Obj) -> str:
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
 
-def has_new_token(volume: Obj, sources: Sources) -> bool:
+def has_new_token(volume: FilesVolume, sources: Sources) -> bool:
     return bool(sources.tokens) and any(
         file.get("token") and not file.get("keep") for file in volume["files"].values()
     )

@@ -11,13 +11,14 @@ from typing import Any
 from slurmlet.base.errors import SlurmletError
 from slurmlet.base.layout import ClusterFiles
 from slurmlet.hub.jobs.job_watch import JobWatch
-from slurmlet.hub.network.pod_network import MESSAGES, Network
+from slurmlet.hub.network.pod_network import Network
 from slurmlet.hub.pods.job_submission import Submitter
 from slurmlet.hub.pods.pod_state import PodState
 from slurmlet.hub.pods.pod_worker import PodWorker
 from slurmlet.hub.runner_links import GATEWAY, RunnerLink
 from slurmlet.model import job_states
 from slurmlet.model.ids import JobId, PodUid
+from slurmlet.protocol.messages import GatewayToHub, RunnerToHub
 from slurmlet.slurm.interface import Slurm
 
 log = logging.getLogger(__name__)
@@ -113,21 +114,27 @@ class Pods:
         worker = self._workers.get(link.uid)
         if worker is None:
             log.info("a runner of pod %s dialled in, but the pod is gone", link.uid)
-            await link.tell("stop", grace_s=0, reason="the pod is gone")
+            await link.tell({"type": "stop", "grace_s": 0, "reason": "the pod is gone"})
             return
         worker.attach(link)
 
-    async def link_said(self, link: RunnerLink, message: Obj) -> None:
+    async def link_said(self, link: RunnerLink, message: RunnerToHub | GatewayToHub) -> None:
         worker = self._workers.get(link.uid)
-        if message["type"] in MESSAGES:
-            if self._network is not None and (worker is not None or link.uid == GATEWAY):
+        if message["type"] == "report" or message["type"] == "bye" or message["type"] == "event":
+            if worker is not None:
+                await worker.heard(link, message)
+            elif message["type"] == "bye":
+                await link.tell({"type": "ack", "seq": message["seq"]})
+        elif message["type"] != "hello" and message["type"] != "answer" and self._network is not None:
+            if worker is not None or link.uid == GATEWAY:
                 self._network.heard(link, worker.state.pod if worker is not None else None, message)
-            if self._network is not None and worker is not None:
+            if worker is not None:
                 worker.placed(self._network.known_address(link.uid))
-        elif worker is not None:
-            await worker.heard(link, message)
-        elif message["type"] == "bye":
-            await link.tell("ack", seq=message["seq"])
+
+    def link_refused(self, uid: PodUid, why: str) -> None:
+        worker = self._workers.get(uid)
+        if worker is not None:
+            worker.runner_refused(why)
 
     def link_ended(self, link: RunnerLink) -> None:
         if self._network is not None:

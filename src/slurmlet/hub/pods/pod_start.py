@@ -93,10 +93,10 @@ class PodStarter:
             return problem.retry_s
         except RefusedPod as error:
             self._refuse(state, error)
-            await link.tell("stop", grace_s=0, reason=error.message)
+            await link.tell({"type": "stop", "grace_s": 0, "reason": error.message})
             return _RETRY_S
         state.waiting = {}
-        await link.tell("pod", pod=plan)
+        await link.tell({"type": "pod", "pod": plan})
         link.has_pod = True
         state.delivered = record_plan(state.pod, link, plan, sources)
         state.prepared = None

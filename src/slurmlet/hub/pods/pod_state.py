@@ -15,6 +15,7 @@ from slurmlet.model.ids import JobId, PodUid
 from slurmlet.model.job_states import Fate, Stage
 from slurmlet.model.pod_sources import Sources
 from slurmlet.model.pod_status import is_terminal
+from slurmlet.protocol.pod_report import PodReport
 
 Obj = dict[str, Any]
 
@@ -30,7 +31,7 @@ class PodState:
         self.born_s = self._clock.monotonic_s()
         # From the runner
         self.link: RunnerLink | None = None
-        self.report: Mapping[str, Any] | None = None
+        self.report: PodReport | None = None
         self.place: Place | None = None
         # From Slurm. Its silence about a job counts only after a look that began later than `mark`.
         self.job_id: JobId | None = None
@@ -114,9 +115,10 @@ class PodState:
 
     @property
     def _begun(self) -> bool:
-        report = self.report or {}
-        told = [*(report.get("containers") or {}).values(), *(report.get("init_containers") or {}).values()]
-        return bool(report.get("problem")) or any(one["state"] != "waiting" for one in told)
+        if self.report is None:
+            return False
+        told = [*self.report["containers"].values(), *self.report["init_containers"].values()]
+        return self.report["problem"] is not None or any(one["state"] != "waiting" for one in told)
 
     @property
     def began_before(self) -> bool:
@@ -127,13 +129,13 @@ class PodState:
 
     @property
     def runner_done(self) -> bool:
-        return self.report is not None and self.report.get("phase") == "Done"
+        return self.report is not None and self.report["phase"] == "Done"
 
     @property
     def signalled(self) -> bool:
         """Slurm ended the pod: why is for Slurm to say."""
-        problem = (self.report or {}).get("problem") or {}
-        return problem.get("reason") == "Terminated"
+        problem = self.report["problem"] if self.report is not None else None
+        return problem is not None and problem["reason"] == "Terminated"
 
     @property
     def deadline_s(self) -> float | None:

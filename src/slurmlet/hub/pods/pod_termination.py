@@ -13,6 +13,7 @@ from slurmlet.hub.pods.lanes import Lanes
 from slurmlet.hub.pods.pod_state import PodState
 from slurmlet.hub.pods.status_writer import StatusWriter
 from slurmlet.kube.events import EventRecorder
+from slurmlet.protocol.pod_report import Problem
 
 log = logging.getLogger(__name__)
 _RETRY_S = 2.0
@@ -56,7 +57,7 @@ class PodTermination:
         if state.live_link is not None:
             if state.stop_sent_grace_s != grace_s:
                 state.stop_sent_grace_s = grace_s
-                await state.live_link.tell("stop", grace_s=grace_s, reason="deleted")
+                await state.live_link.tell({"type": "stop", "grace_s": grace_s, "reason": "deleted"})
             overdue_s = self._clock.time_s() - parse_rfc3339(metadata["deletionTimestamp"]).timestamp()
             if overdue_s > _STOP_SLACK_S:
                 await self._cancel(state)
@@ -73,7 +74,7 @@ class PodTermination:
             if state.live_link is not None and not overdue:
                 if state.stop_sent_grace_s != 0:
                     state.stop_sent_grace_s = 0
-                    await state.live_link.tell("stop", grace_s=0, reason="deleted by force")
+                    await state.live_link.tell({"type": "stop", "grace_s": 0, "reason": "deleted by force"})
             elif overdue or not state.runner_done:
                 await self._cancel(state)
             return _SOON_S
@@ -92,8 +93,10 @@ class PodTermination:
                 # Kept when the runner dials in anew and is told again.
                 state.stop_due_s = state.stop_due_s or now_s + grace_s + _STOP_SLACK_S
                 self._events.pod_event(state.pod, "Normal", reason, message)
-                problem = {"reason": reason, "message": message}
-                await state.live_link.tell("stop", grace_s=grace_s, reason=message, problem=problem)
+                problem: Problem = {"reason": reason, "message": message}
+                await state.live_link.tell(
+                    {"type": "stop", "grace_s": grace_s, "reason": message, "problem": problem}
+                )
             if now_s < state.stop_due_s:
                 return state.stop_due_s - now_s
         if not state.runner_done:

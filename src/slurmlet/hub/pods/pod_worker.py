@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -37,6 +36,10 @@ from slurmlet.model.network_plan import uses_host_network
 from slurmlet.model.pod_resize import is_new_resize, resize_event
 from slurmlet.model.pod_status import seconds_until_queued
 from slurmlet.model.slurm_values import Job
+from slurmlet.protocol import checks
+from slurmlet.protocol.messages import PodNews
+from slurmlet.protocol.pod_report import PodReport
+from slurmlet.protocol.wire import ProtocolError
 
 log = logging.getLogger(__name__)
 Obj = dict[str, Any]
@@ -84,6 +87,7 @@ class PodWorker:
         self._finished = False
         self._verdict_asked_s: float | None = None
         self._pending_told = ""
+        self._refused_told = ""
         self._seen_job: Job | None = None  # at the last look that counts
 
     # What wakes the worker
@@ -98,21 +102,21 @@ class PodWorker:
 
     def attach(self, link: RunnerLink) -> None:
         """The pod's runner dialled in, for the first time or again."""
-        state, hello = self.state, link.hello
+        state, hello = self.state, link.runner
         if state.link is not None:
             state.link.end()
         state.link = link
         size = self._lanes.of(state.node).size(state.node)
         state.place = Place(
-            host_ip=str(hello.get("host_ip") or ""),
-            host=str(hello.get("host") or ""),
+            host_ip=hello["host_ip"],
+            host=hello["host"],
             node_cpus=size.cpus,
             node_memory_bytes=size.memory_bytes,
             own_ip=self._own_ip(link),
         )
-        if hello.get("report"):
+        if hello["report"] is not None:
             state.report = hello["report"]
-        told = JobId(str(hello.get("job_id") or ""))
+        told = JobId(hello["job_id"])
         if told and told != state.job_id and self._watch.owns(state.uid, told):
             # Should the pod ever have two jobs, this is the one that holds the claim.
             state.job_id, state.fate = told, None
@@ -138,17 +142,23 @@ class PodWorker:
             self.state.place = replace(self.state.place, own_ip=ip)
             self._wake.set()
 
-    async def heard(self, link: RunnerLink, message: Mapping[str, Any]) -> None:
+    async def heard(self, link: RunnerLink, message: PodNews) -> None:
         """A control message of the runner."""
-        kind = message["type"]
-        if kind in ("report", "bye"):
-            self.state.report = message["report"]
-            # The runner put it on disk before it sent it, so it is written down already.
-            await link.tell("ack", seq=message["seq"])
-            self._wake.set()
-        elif kind == "event":
-            told = (str(message[key]) for key in ("kind", "reason", "message", "container"))
+        if message["type"] == "event":
+            told = (message["kind"], message["reason"], message["message"], message["container"])
             self._events.pod_event(self.state.pod, *told)
+            return
+        self.state.report = message["report"]
+        # The runner put it on disk before it sent it, so it is written down already.
+        await link.tell({"type": "ack", "seq": message["seq"]})
+        self._wake.set()
+
+    def runner_refused(self, why: str) -> None:
+        """The pod's runner speaks a protocol that this hub does not: the pod runs on, out of our reach."""
+        if why != self._refused_told:
+            self._refused_told = why
+            text = f"the pod's runner was refused: {why}. The pod runs on without logs, exec and status; delete it to end it"
+            self._events.pod_event(self.state.pod, "Warning", "RunnerRefused", text)
 
     def detach(self, link: RunnerLink) -> None:
         if self.state.link is link:
@@ -267,10 +277,10 @@ class PodWorker:
             state.fate = await lane.fate(state) or state.fate
         if not state.runner_done and (state.job_over or state.report is None):
             path = self._files.pod(state.uid).report
-            found = await asyncio.to_thread(read_json, path)
+            found = _checked(await asyncio.to_thread(read_json, path), state.name)
             # The runner writes it once for each phase: of a pod that goes on, the object knows more than the file,
             # and a hub that was started anew would take its containers back to where they began.
-            if found and (state.job_over or found.get("phase") == "Done"):
+            if found is not None and (state.job_over or found["phase"] == "Done"):
                 state.report = found
         self._tell_pending()
 
@@ -309,3 +319,14 @@ class PodWorker:
             self._pending_told = reason
             text = f"Slurm job {state.job_id} is pending: {reason}"
             self._events.pod_event(state.pod, "Normal", "Queued", text)
+
+
+def _checked(found: Any, name: str) -> PodReport | None:
+    """report.json, unless there is none, or one that says nothing."""
+    if not found:
+        return None
+    try:
+        return checks.pod_report(found)
+    except ProtocolError as error:
+        log.warning("pod %s: its report.json is of no use: %s", name, error)
+        return None

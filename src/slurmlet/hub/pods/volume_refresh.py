@@ -32,6 +32,7 @@ from slurmlet.kube.events import EventRecorder
 from slurmlet.model.downward_api import Place
 from slurmlet.model.pod_sources import MissingSource, Sources
 from slurmlet.model.volume_plan import FILE_KINDS, files_plan
+from slurmlet.protocol.pod_plan import FilesVolume
 
 log = logging.getLogger(__name__)
 Obj = Mapping[str, Any]
@@ -96,14 +97,14 @@ class VolumeRefresh:
             if record.digests.get(name) != digest(volume) or has_new_token(volume, sources)
         }
         if changed:
-            await record.link.tell("volumes", volumes=changed)
+            await record.link.tell({"type": "volumes", "volumes": changed})
             log.info("pod %s: refreshed %s", state.name, ", ".join(sorted(changed)))
         record.unsure = False
         note(record, state.pod, volumes, sources, now_s)
 
-    def _volumes(self, state: PodState, sources: Sources) -> dict[str, Obj]:
+    def _volumes(self, state: PodState, sources: Sources) -> dict[str, FilesVolume]:
         """All volumes of files; one that lacks something keeps what it has, with the kubelet's complaint."""
-        found: dict[str, Obj] = {}
+        found: dict[str, FilesVolume] = {}
         for volume in state.pod["spec"].get("volumes", ()):
             if not any(kind in volume for kind in FILE_KINDS):
                 continue
