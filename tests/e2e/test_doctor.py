@@ -78,7 +78,7 @@ def test_a_partition_that_does_not_exist(testbed: Any) -> None:
     done = testbed.run(["slurmlet", "doctor", "--partition", "no-such"], check=False)
     assert done.code == 1
     assert "invalid partition" in done.stdout
-    assert "slurmlet cannot work here" in done.stderr
+    assert "slurmlet cannot run here" in done.stderr
 
 
 def test_on_a_node_without_a_job(testbed: Any) -> None:

@@ -180,7 +180,7 @@ def test_slurmlet_is_installed_and_not_the_checkout(bed: Testbed) -> None:
         assert bed.run(where, host=host).stdout.startswith("/opt/slurmlet/venv/lib/")
     assert bed.run(["slurmlet", "--version"], host="c2").ok
     cli("testbed", "install")  # in case a source file was edited since the testbed came up
-    assert cli("testbed", "install").stderr.decode().endswith("has this slurmlet already.\n")
+    assert cli("testbed", "install").stderr.decode().endswith("already has this slurmlet.\n")
 
 
 def test_the_registry_serves_the_images(bed: Testbed) -> None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from slurmlet.base.console import emit_json, emit_table, say
-from slurmlet.base.layout import DEFAULT_CLUSTER
 from slurmlet.cli import bench_burst, bench_network, bench_run
+from slurmlet.cli.options import bench_image_option, cluster_option, output_option, runtime_class_option
 from slurmlet.model.launch_mode import BATCH, WAYS
 
 if TYPE_CHECKING:
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 @click.group()
 def command() -> None:
-    """Measure against bare Slurm, in the same run, interleaved."""
+    """Measure slurmlet against bare Slurm.
+
+    Both are measured in turns within one run.
+    """
 
 
 command.add_command(bench_network.command, "network")
@@ -26,27 +29,37 @@ command.add_command(bench_run.command, "run")
 
 
 @command.command()
-@click.option("-c", "--cluster", default=DEFAULT_CLUSTER, envvar="SLURMLET_CLUSTER", show_default=True)
-@click.option("--runs", default=20, show_default=True, type=click.IntRange(1, 1000))
+@cluster_option
 @click.option(
-    "--image", default="busybox:1", show_default=True, help="An image with a shell; pulled once beforehand."
+    "--runs",
+    default=20,
+    show_default=True,
+    type=click.IntRange(1, 1000),
+    help="Number of measurements of each kind.",
 )
+@bench_image_option
 @click.option(
-    "--validate/--no-validate", default=True, show_default=True, help="Let kubectl check the manifest first."
+    "--validate/--no-validate",
+    default=True,
+    show_default=True,
+    help="Validate the manifest with kubectl before it is sent.",
 )
 @click.option(
     "--launch",
     type=click.Choice(WAYS),
     default=BATCH,
     show_default=True,
-    help="How the pods' jobs are started.",
+    help="Launch mode of the pods.",
 )
-@click.option("--runtime-class", metavar="NAME", default="", help="Of the pods: pool or queue.")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@runtime_class_option
+@output_option
 def startup(
     cluster: str, runs: int, image: str, validate: bool, launch: str, runtime_class: str, output: str
 ) -> None:
-    """From the request to the first instruction: a pod beside a raw sbatch."""
+    """Measure the start time of a pod and of a bare sbatch.
+
+    The time runs from the request to the first instruction.
+    """
     from slurmlet.bench.startup import StartupBench
 
     def told(number: int, raw_s: float, pod_s: float) -> None:
@@ -63,36 +76,36 @@ def startup(
     ]
     emit_table(["WHAT", "MEDIAN [s]", "P10", "P90"], rows)
     told_json = result.as_json()
-    say(f"A pod starts {told_json['difference_s']:+.3f} s after a raw sbatch (× {told_json['ratio']:.2f}).")
+    say(f"A pod starts {told_json['difference_s']:+.3f} s after a bare sbatch (× {told_json['ratio']:.2f}).")
 
 
 @command.command()
-@click.option("-c", "--cluster", default=DEFAULT_CLUSTER, envvar="SLURMLET_CLUSTER", show_default=True)
-@click.option("--pods", default=200, show_default=True, type=click.IntRange(1, 10_000), help="In all.")
+@cluster_option
+@click.option(
+    "--pods", default=200, show_default=True, type=click.IntRange(1, 10_000), help="Total number of pods."
+)
 @click.option(
     "--batch",
     default=50,
     show_default=True,
     type=click.IntRange(1, 10_000),
-    help="How many at a time, taking turns.",
+    help="Number of pods created at a time, in turns with as many jobs.",
 )
-@click.option(
-    "--image", default="busybox:1", show_default=True, help="An image with a shell; pulled once beforehand."
-)
+@bench_image_option
 @click.option(
     "--picture",
     type=click.Path(dir_okay=False, writable=True),
-    help="Draw the hub's memory and CPU as an SVG file.",
+    help="SVG file to draw the hub's memory and CPU usage to.",
 )
 @click.option(
     "--known",
     default=0,
     show_default=True,
     type=click.IntRange(0, 10_000),
-    help="So many more pods are there meanwhile, their jobs held in Slurm's queue.",
+    help="Number of additional pods whose jobs are held in the queue during the measurement.",
 )
-@click.option("--runtime-class", metavar="NAME", default="", help="Of the pods: pool or queue.")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@runtime_class_option
+@output_option
 def scale(
     cluster: str,
     pods: int,
@@ -103,7 +116,10 @@ def scale(
     runtime_class: str,
     output: str,
 ) -> None:
-    """Pods a second, from the request until they are gone, beside raw sbatch; and what they cost the hub."""
+    """Measure the throughput of pods and of bare sbatch, and the load on the hub.
+
+    The throughput is in pods per second, from the request until they are deleted.
+    """
     from slurmlet.bench.scale import Batch, Crowd, ScaleBench
 
     def told(raw: Batch, made: Batch) -> None:
@@ -112,7 +128,7 @@ def scale(
     def told_crowd(crowd: Crowd) -> None:
         say(
             f"  {crowd.count} pods known, all queued after {crowd.queued_s:.0f} s: "
-            f"the hub has {crowd.memory_bytes / 2**20:.0f} MiB"
+            f"the hub uses {crowd.memory_bytes / 2**20:.0f} MiB"
         )
 
     if known:
@@ -120,7 +136,7 @@ def scale(
     result = ScaleBench(cluster, image, runtime_class).measure(pods, batch, told, known, told_crowd)
     if picture is not None:
         _draw(picture, result)
-        say(f"Drawn: {picture}")
+        say(f"Wrote {picture}")
     told_json = result.as_json()
     if output == "json":
         emit_json(told_json)
@@ -140,7 +156,7 @@ def scale(
     emit_table(["WHAT", "COUNT", "ACCEPTED [s]", "ALL STARTED", "ALL GONE", "PER SECOND"], rows)
     hub = told_json["hub"]
     idle, full, peak = (hub[f"{name}_memory_bytes"] / 2**20 for name in ("idle", "full", "peak"))
-    say(f"Pods went through at {told_json['ratio']:.2f} times the rate of raw sbatch.")
+    say(f"The rate of pods is {told_json['ratio']:.2f} times that of bare sbatch.")
     say(
         f"Hub: {idle:.1f} MiB idle, {full:.1f} MiB with a batch known, {peak:.1f} MiB peak, {hub['cpu_s']:.1f} s CPU."
     )

@@ -1,24 +1,33 @@
-"""`slurmlet bench burst`: answers for people while very many pods come at once."""
+"""`slurmlet bench burst`: the latency of kubectl exec and logs while very many pods are created at once."""
 
 from __future__ import annotations
 
 import click
 
 from slurmlet.base.console import emit_json, emit_table, say
-from slurmlet.base.layout import DEFAULT_CLUSTER
+from slurmlet.cli.options import bench_image_option, cluster_option, output_option
 
 
 @click.command()
-@click.option("-c", "--cluster", default=DEFAULT_CLUSTER, envvar="SLURMLET_CLUSTER", show_default=True)
-@click.option("--pods", default=1000, show_default=True, type=click.IntRange(1, 10_000))
-@click.option("--image", default="busybox:1", show_default=True, help="An image with a shell.")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@cluster_option
+@click.option(
+    "--pods",
+    default=1000,
+    show_default=True,
+    type=click.IntRange(1, 10_000),
+    help="Number of pods, and of jobs.",
+)
+@bench_image_option
+@output_option
 def command(cluster: str, pods: int, image: str, output: str) -> None:
-    """`kubectl exec` and `logs` while nothing happens, while raw jobs go through, and while as many pods do."""
+    """Measure the latency of kubectl exec and logs under a burst of pods.
+
+    It is compared with the latency at rest, and under a burst of as many bare jobs.
+    """
     from slurmlet.bench.burst import BurstBench
 
     def told(phase: str, exec_s: float, through: int) -> None:
-        say(f"  {phase}: exec {exec_s:.2f} s ({through} through)")
+        say(f"  {phase}: exec {exec_s:.2f} s ({through} done)")
 
     phases = BurstBench(cluster, image).measure(pods, told)
     if output == "json":

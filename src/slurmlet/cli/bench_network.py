@@ -7,49 +7,68 @@ from typing import Any
 import click
 
 from slurmlet.base.console import emit_json, emit_table, say
-from slurmlet.base.layout import DEFAULT_CLUSTER
+from slurmlet.cli.options import cluster_option, output_option
 
 
 @click.command()
-@click.option("-c", "--cluster", default=DEFAULT_CLUSTER, envvar="SLURMLET_CLUSTER", show_default=True)
+@cluster_option
 @click.option(
-    "--runs", default=5, show_default=True, type=click.IntRange(1, 100), help="Rounds, all ways in each."
+    "--runs",
+    default=5,
+    show_default=True,
+    type=click.IntRange(1, 100),
+    help="Number of rounds; each measures every path.",
 )
 @click.option(
-    "--seconds", default=2, show_default=True, type=click.IntRange(1, 60), help="Of each measurement."
+    "--seconds",
+    default=2,
+    show_default=True,
+    type=click.IntRange(1, 60),
+    help="Duration of each measurement, in seconds.",
 )
 @click.option(
     "--image",
     default="localhost:5000/bench:1",
     show_default=True,
-    help="Of a Debian, with iperf3, sockperf, wrk, nginx, ping; slirp4netns and passt to compare with.",
+    help="Image of the pods: Debian with iperf3, sockperf, wrk, nginx and ping, and slirp4netns and passt to compare with.",
 )
-@click.option("--hosts", metavar="A,B", help="Clients on A, servers on B (else two of sinfo's with room).")
-@click.option("--partition", metavar="P", help="Slurm's partition (else the default one).")
+@click.option(
+    "--hosts",
+    metavar="A,B",
+    show_default="two with free resources",
+    help="Names of two hosts, for the clients and the servers.",
+)
+@click.option(
+    "--partition", metavar="NAME", show_default="Slurm's default partition", help="Partition to measure in."
+)
 @click.option(
     "--services",
     default=0,
     show_default=True,
     type=click.IntRange(0, 4000),
-    help="So many Services more are there meanwhile, of ten endpoints each.",
+    help="Number of additional Services, of ten endpoints each, during the measurement.",
 )
-@click.option("--only", metavar="TEXT", help="Only measurements whose name has this in it, such as TCP.")
+@click.option("--only", metavar="TEXT", help="Select the measurements whose name contains TEXT, such as TCP.")
 @click.option(
     "--way",
     "ways",
     multiple=True,
     type=click.Choice(["pod", "service", "host", "slirp4netns", "pasta"]),
-    help="Only this way beside the bare hosts; may be given several times.",
+    show_default="all",
+    help="Path to measure beside the bare hosts; repeatable.",
 )
 @click.option(
-    "--picture", type=click.Path(dir_okay=False, writable=True), help="Draw the shares as an SVG file."
+    "--picture", type=click.Path(dir_okay=False, writable=True), help="SVG file to draw the results to."
 )
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@output_option
 def command(
     cluster: str, runs: int, seconds: int, image: str, hosts: str | None, partition: str | None, services: int,
     only: str | None, ways: tuple[str, ...], picture: str | None, output: str,
 ) -> None:  # fmt: skip
-    """Bandwidth, round trips and connections between pods, beside the same programs on the bare hosts."""
+    """Measure the pod network against the bare hosts.
+
+    Bandwidth, latency and connection rate are measured with the same programs in pods and on the hosts.
+    """
     from slurmlet.base.errors import UserError
     from slurmlet.bench.network_bench import NetworkBench
     from slurmlet.bench.network_measurements import MEASUREMENTS, as_json
@@ -62,8 +81,12 @@ def command(
     pair = hosts.split(",") if hosts else []
     if not chosen or len(pair) not in (0, 2):
         raise UserError(
-            "nothing to measure" if not chosen else "--hosts wants two hosts",
-            hint=f"Measurements: {', '.join(each.name for each in MEASUREMENTS)}. Hosts: --hosts c1,c2",
+            f"--only {only!r} matches no measurement"
+            if not chosen
+            else f"--hosts {hosts!r} does not name two hosts",
+            hint=f"Measurements: {', '.join(each.name for each in MEASUREMENTS)}."
+            if not chosen
+            else "Separate them with a comma: --hosts c1,c2",
         )
 
     def told(number: int, name: str, way: str, value: float | None, problem: str) -> None:
@@ -88,7 +111,7 @@ def _show(result: dict[str, Any]) -> None:
         for name, told in result.items()
         for way, found in told["ways"].items()
     ]
-    emit_table(["WHAT", "WAY", "MEDIAN", "SPREAD", "OF BARE", "WANTED"], rows)
+    emit_table(["MEASUREMENT", "PATH", "MEDIAN", "SPREAD", "OF BARE", "TARGET"], rows)
 
 
 def _row(what: str, way: str, found: dict[str, Any], told: dict[str, Any]) -> list[str]:
@@ -116,4 +139,4 @@ def _draw(path: str, result: dict[str, Any]) -> None:
         for name, told in result.items()
     }
     Path(path).write_text(bars("The pod network beside the bare hosts", groups))
-    say(f"Drawn: {path}")
+    say(f"Wrote {path}")

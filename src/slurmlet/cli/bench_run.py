@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from slurmlet.base.console import emit_json, emit_table, say
+from slurmlet.cli.options import output_option
 
 
 @click.command()
@@ -15,13 +16,25 @@ from slurmlet.base.console import emit_json, emit_table, say
     type=click.IntRange(1),
     default=(1, 3),
     show_default=True,
-    help="Repeat it.",
+    help="Number of nodes; repeatable.",
 )
-@click.option("--runs", default=5, show_default=True, type=click.IntRange(1, 100))
-@click.option("--srun", "options", multiple=True, metavar="OPTION", help="For both, such as --srun=-pshort.")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option(
+    "--runs",
+    default=5,
+    show_default=True,
+    type=click.IntRange(1, 100),
+    help="Number of measurements of each size.",
+)
+@click.option(
+    "--srun",
+    "options",
+    multiple=True,
+    metavar="OPTION",
+    help="Option for both, such as --srun=-pshort; repeatable.",
+)
+@output_option
 def command(nodes: tuple[int, ...], runs: int, options: tuple[str, ...], output: str) -> None:
-    """From `slurmlet run` to the workload's first instruction, and from its end to the end of all."""
+    """Measure the time `slurmlet run` takes to start a command, and to clean up after it."""
     from slurmlet.bench import run_bench
 
     def told(size: int, bare_s: float, start_s: float, end_s: float) -> None:

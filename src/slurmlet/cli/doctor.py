@@ -8,20 +8,27 @@ import sys
 import click
 
 from slurmlet.base import console
+from slurmlet.cli.options import output_option
 
 
 @click.command()
 @click.option(
-    "--node", "only_here", is_flag=True, help="Judge this host as if it were a compute node; submits no job."
+    "--node",
+    "only_here",
+    is_flag=True,
+    help="Check this host as if it were a compute node, and submit no job.",
 )
 @click.option(
-    "--partition", metavar="P", help="Probe a node of this partition (else of Slurm's default one)."
+    "--partition",
+    metavar="NAME",
+    show_default="Slurm's default partition",
+    help="Partition whose nodes to check.",
 )
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@output_option
 def command(only_here: bool, partition: str | None, output: str) -> None:
-    """What this host and, through a small Slurm job, a compute node offer.
+    """Check whether slurmlet can run on this host and on the compute nodes.
 
-    Exit status 1 only if slurmlet cannot work here at all.
+    A compute node is checked through a small Slurm job. Exits with status 1 if slurmlet cannot run here.
     """
     from slurmlet.doctor.site_facts import collect, collect_here
     from slurmlet.doctor.verdicts import Verdict, judge
@@ -43,7 +50,7 @@ def command(only_here: bool, partition: str | None, output: str) -> None:
         ]
         console.emit_table(["WHERE", "WHAT", "STATUS", "FOUND", "SLURMLET USES", "WITHOUT IT"], rows)
     if not verdict.usable:
-        console.say("slurmlet cannot work here:")
+        console.say("slurmlet cannot run here:")
         for remedy in verdict.remedies:
             console.say(f"  {remedy}")
         sys.exit(1)

@@ -8,25 +8,23 @@ import click
 
 from slurmlet.base.console import say
 from slurmlet.base.layout import ClusterFiles
-from slurmlet.controlplane.user_tools import default_cluster
+from slurmlet.cli.options import cluster_option
 
 
 @click.command()
-@click.option(
-    "-c",
-    "--cluster",
-    default=default_cluster,
-    help="Which cluster. [default: $SLURMLET_CLUSTER or 'default']",
-)
-@click.option("--purge", is_flag=True, help="Forget its data too: objects, logs, keys, persistent volumes.")
-@click.option("--yes", is_flag=True, help="Do not ask before --purge.")
+@cluster_option
+@click.option("--purge", is_flag=True, help="Delete its data too: objects, logs, keys, persistent volumes.")
+@click.option("--yes", is_flag=True, help="Skip the confirmation of --purge.")
 @click.option(
     "--force",
     is_flag=True,
-    help="Also forget a cluster that was started on another host and gives no sign of life there.",
+    help="Clean up a cluster that was started on another host and has no heartbeat there any more.",
 )
 def command(cluster: str, purge: bool, yes: bool, force: bool) -> None:
-    """Stop my cluster and every Slurm job it made. Without --purge a later `up` brings its objects back."""
+    """Stop the cluster and cancel its Slurm jobs.
+
+    Without --purge its objects are kept, and the next `slurmlet up` restores them.
+    """
     from slurmlet.controlplane.cluster_stop import down
 
     files = ClusterFiles.named(cluster)
@@ -37,4 +35,4 @@ def command(cluster: str, purge: bool, yes: bool, force: bool) -> None:
     done = down(files, purge=purge, force=force)
     jobs = f", {done.cancelled_jobs} Slurm jobs cancelled" if done.cancelled_jobs else ""
     state = "is stopped" if done.was_running else "was not running"
-    say(f"Cluster {cluster!r} {state}{jobs}{'; its data is gone' if done.purged else ''}")
+    say(f"Cluster {cluster!r} {state}{jobs}{'; its data is deleted' if done.purged else ''}")

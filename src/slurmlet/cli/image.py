@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from slurmlet.base import console, layout
+from slurmlet.cli.options import output_option
 
 if TYPE_CHECKING:
     from slurmlet.images.image_store import Image, Store
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def command() -> None:
-    """The image store: load, pull, ls, rm."""
+    """Manage the image store."""
 
 
 def _store() -> Store:
@@ -26,11 +27,12 @@ def _store() -> Store:
 
 @command.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option(
-    "--name", metavar="REF", help="The image's name, where the file gives none or another is wanted."
-)
+@click.option("--name", metavar="REF", show_default="the name in the file", help="Name of the image.")
 def load(file: Path, name: str | None) -> None:
-    """Load FILE: an OCI layout (directory or tar) or a docker archive, gzipped or not."""
+    """Load an image from FILE.
+
+    FILE is an OCI layout (directory or tar) or a Docker archive, compressed with gzip or not.
+    """
     with console.Steps().step(f"loading {file}"):
         images = _store().load(file, name)
     for image in images:
@@ -40,16 +42,19 @@ def load(file: Path, name: str | None) -> None:
 @command.command()
 @click.argument("reference", metavar="REF")
 def pull(reference: str) -> None:
-    """Pull REF from its registry; nothing is transferred if the store has its digest."""
+    """Pull the image REF from its registry.
+
+    Nothing is transferred if the store already has its digest.
+    """
     with console.Steps().step(f"pulling {reference}"):
         image = _store().pull(reference)
     click.echo(image.repo_digest)
 
 
 @command.command()
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@output_option
 def ls(output: str) -> None:
-    """What the store holds."""
+    """List the images in the store."""
     images = _store().list()
     if output == "json":
         console.emit_json([_as_json(image) for image in images])
@@ -61,14 +66,17 @@ def ls(output: str) -> None:
     console.emit_table(["IMAGE", "DIGEST", "SIZE", "ADDED"], rows)
     if not images:
         console.say(
-            "The store is empty. `slurmlet image pull` and `slurmlet image load` fill it; so do pods."
+            "The store is empty. Add an image with: slurmlet image pull REF, or slurmlet image load FILE"
         )
 
 
 @command.command()
 @click.argument("references", metavar="REF…", nargs=-1, required=True)
 def rm(references: tuple[str, ...]) -> None:
-    """Remove images by name or by digest (sha256:…). Nodes that have unpacked one keep their copy."""
+    """Remove images by name or by digest (sha256:…).
+
+    Compute nodes that have unpacked an image keep their copy.
+    """
     store = _store()
     for reference in references:
         store.remove(reference)

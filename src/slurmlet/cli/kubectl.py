@@ -14,5 +14,8 @@ from slurmlet.controlplane.user_tools import exec_kubectl
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="KUBECTL-ARGUMENTS…")
 def command(arguments: tuple[str, ...]) -> None:
-    """Run kubectl against my cluster. All arguments are kubectl's, except --cluster NAME as the very first."""
+    """Run kubectl against the cluster.
+
+    All arguments are passed to kubectl, except --cluster NAME where it comes first.
+    """
     exec_kubectl(arguments)

@@ -7,19 +7,20 @@ import dataclasses
 import click
 
 from slurmlet.base.console import emit_json, emit_table, say
+from slurmlet.cli.options import output_option
 from slurmlet.controlplane.cluster_status import age, clusters
 
 
 @click.command()
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@output_option
 def command(output: str) -> None:
-    """Every cluster of mine."""
+    """List your clusters."""
     lines = clusters()
     if output == "json":
         emit_json([dataclasses.asdict(line) for line in lines])
         return
     if not lines:
-        say("No clusters yet; `slurmlet up` makes one.")
+        say("No clusters found. Create one with: slurmlet up")
         return
     emit_table(
         ["NAME", "STATE", "HOST", "UP", "API"],

@@ -13,23 +13,23 @@ import click
 from slurmlet import __version__
 from slurmlet.base.errors import SlurmletError
 
-# name -> help line. The help lives here so that `slurmlet --help` and completion import no command.
+# name -> summary. It is written here so that `slurmlet --help` and completion import no command.
 COMMANDS = {
-    "up": "Bring up (or find running) my cluster.",
-    "down": "Stop my cluster and every Slurm job it made.",
-    "status": "What runs of my cluster, where, since when.",
-    "ls": "Every cluster of mine.",
-    "run": "A whole cluster inside one Slurm job, gone when its command ends.",
-    "pool": "Slurm allocations that serve pods at once: add, rm, size, ls.",
-    "kubectl": "Run kubectl against my cluster.",
-    "kubeconfig": "Print the path of my cluster's kubeconfig.",
-    "shell": "Open a shell with KUBECONFIG set and kubectl on its PATH.",
-    "proxy": "A SOCKS5 and HTTP proxy into my cluster, for a browser or curl.",
-    "image": "The image store: load, pull, ls, rm.",
-    "doctor": "What this site offers, what is missing, what to do about it.",
-    "bench": "Measure against bare Slurm, in the same run.",
-    "testbed": "A real multi-host Slurm on this machine.",
-    "upstream": "Fetch or build the pinned upstream binaries.",
+    "up": "Start the cluster, or connect to a running one.",
+    "down": "Stop the cluster and cancel its Slurm jobs.",
+    "status": "Show the state of the cluster: components, nodes, pods and jobs.",
+    "ls": "List your clusters.",
+    "run": "Run a command in a temporary cluster inside one Slurm job.",
+    "pool": "Manage the pool: nodes whose Slurm allocation is held, so that pods start immediately.",
+    "kubectl": "Run kubectl against the cluster.",
+    "kubeconfig": "Print the path of the cluster's kubeconfig file.",
+    "shell": "Open a shell with KUBECONFIG set and kubectl in PATH.",
+    "proxy": "Serve a SOCKS5 and HTTP proxy into the cluster, for a browser or curl.",
+    "image": "Manage the image store.",
+    "doctor": "Check whether slurmlet can run on this host and on the compute nodes.",
+    "bench": "Measure slurmlet against bare Slurm.",
+    "testbed": "Manage the testbed: a multi-host Slurm cluster on this machine (needs root).",
+    "upstream": "Download or build the pinned upstream binaries.",
 }
 
 
@@ -53,11 +53,11 @@ class LazyGroup(click.Group):
 @click.group(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog='Shell completion: eval "$(_SLURMLET_COMPLETE=bash_source slurmlet)" (or zsh_source, fish_source).',
+    epilog='Enable shell completion: eval "$(_SLURMLET_COMPLETE=bash_source slurmlet)" (or zsh_source, fish_source).',
 )
 @click.version_option(__version__, prog_name="slurmlet")
 def app() -> None:
-    """Your own Kubernetes on any Slurm cluster, without root."""
+    """Run your own Kubernetes cluster on Slurm, without root."""
 
 
 def main() -> None:

@@ -6,27 +6,32 @@ import click
 
 from slurmlet.base.console import emit_json, say
 from slurmlet.base.layout import ClusterFiles
-from slurmlet.controlplane.user_tools import default_cluster
+from slurmlet.cli.options import cluster_option, output_option
 
 
 @click.command()
+@cluster_option
+@click.option("--port", default=0, metavar="PORT", show_default="a free port", help="Port to listen on.")
 @click.option(
-    "-c",
-    "--cluster",
-    default=default_cluster,
-    help="Which cluster. [default: $SLURMLET_CLUSTER or 'default']",
-)
-@click.option("--port", default=0, metavar="P", help="Listen on this port. [default: one that is free]")
-@click.option(
-    "-n", "--namespace", default="default", show_default=True, help="Where short names are looked up."
+    "-n",
+    "--namespace",
+    metavar="NAME",
+    default="default",
+    show_default=True,
+    help="Namespace in which short names are resolved.",
 )
 @click.option(
-    "--all", "everything", is_flag=True, help="Also what is outside the cluster, as this host reaches it."
+    "--all",
+    "everything",
+    is_flag=True,
+    help="Forward to destinations outside the cluster too, from this host.",
 )
-@click.option("--print-env", is_flag=True, help="Print shell variables for the proxy that runs already.")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option("--print-env", is_flag=True, help="Print the shell variables for a running proxy, and exit.")
+@output_option
 def command(cluster: str, port: int, namespace: str, everything: bool, print_env: bool, output: str) -> None:
-    """A SOCKS5 and HTTP proxy on 127.0.0.1 into the cluster, for your own programs only. Ctrl-C ends it.
+    """Serve a SOCKS5 and HTTP proxy into the cluster, for a browser or curl.
+
+    It listens on 127.0.0.1, accepts only your own programs, and runs until Ctrl-C.
 
     \b
     slurmlet proxy --port 1080 &
@@ -34,8 +39,8 @@ def command(cluster: str, port: int, namespace: str, everything: bool, print_env
     curl -x http://127.0.0.1:1080 http://web:8080/
     eval "$(slurmlet proxy --print-env)"; curl http://web.default:8080/
 
-    For a browser on your own machine: ssh -L 1080:127.0.0.1:1080 <login host>, then name 127.0.0.1:1080 as its SOCKS v5
-    proxy, with DNS through the proxy.
+    For a browser on your own machine: run ssh -L 1080:127.0.0.1:1080 <login host>, then set 127.0.0.1:1080 as its SOCKS v5
+    proxy and enable DNS through the proxy.
     """
     from slurmlet.controlplane.proxy_process import Address, running, serve
 
@@ -46,7 +51,7 @@ def command(cluster: str, port: int, namespace: str, everything: bool, print_env
             emit_json({"port": address.port, "http": address.http, "socks5": address.socks})
         else:
             print(f"{address.http} {address.socks}", flush=True)
-        say(f"Cluster {cluster!r} is behind it. Ctrl-C ends it.")
+        say(f"Proxy into cluster {cluster!r}. Stop it with Ctrl-C.")
 
     if print_env:
         for name, value in running(files).environment().items():

@@ -8,7 +8,7 @@ import click
 
 
 class _RawCommand(click.Command):
-    """Most words are srun's, which click does not know: `jobcluster/arguments` reads them; click only helps."""
+    """Most arguments are srun's, which click does not know: `jobcluster/arguments` parses them, click prints the help."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta["slurmlet.words"] = list(args)
@@ -21,22 +21,43 @@ class _RawCommand(click.Command):
     context_settings={"help_option_names": ["-h", "--help"]},
     options_metavar="[-N n] [srun options] [OPTIONS]",
 )
-@click.option("--manifest", multiple=True, metavar="FILE", help="Apply this file first (repeat it).")
 @click.option(
-    "--wait", is_flag=True, help="End when the manifests' Jobs and pods have, following their logs."
+    "--manifest", multiple=True, metavar="FILE", help="Manifest to apply before the command; repeatable."
 )
-@click.option("--image", multiple=True, metavar="FILE", help="Load this image archive first (repeat it).")
-@click.option("--encrypt", is_flag=True, help="Encrypt what pods say between hosts; slower.")
-@click.option("--keep-logs", metavar="DIR", help="Leave pod logs, events and `kubectl get all` here.")
-@click.option("--timeout", metavar="S", help="Seconds to wait for the cluster. [default: 120]")
-@click.option("-v", "--verbose", is_flag=True, help="Progress with times on stderr, also in a pipe.")
+@click.option(
+    "--wait",
+    is_flag=True,
+    help="Wait for the Jobs and pods of the manifests instead of a command, and follow their logs.",
+)
+@click.option(
+    "--image", multiple=True, metavar="FILE", help="Image archive to load before the command; repeatable."
+)
+@click.option("--encrypt", is_flag=True, help="Encrypt pod traffic between hosts, at a lower bandwidth.")
+@click.option(
+    "--keep-logs",
+    metavar="DIR",
+    help="Directory in which to keep pod logs, events and the output of `kubectl get all`.",
+)
+@click.option(
+    "--timeout",
+    metavar="SECONDS",
+    show_default="120",
+    help="Time to wait until the cluster is ready, in seconds.",
+)
+@click.option(
+    "-v",
+    "--verbose",
+    is_flag=True,
+    help="Print each step with its time to stderr, even when stderr is not a terminal.",
+)
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND ...]")
 @click.pass_context
 def command(context: click.Context, /, **_parsed: object) -> None:
-    """A whole cluster inside one Slurm job, gone when COMMAND ends; its exit code is the job's.
+    """Run a command in a temporary cluster inside one Slurm job.
 
-    COMMAND runs on the job's first host with KUBECONFIG set and kubectl on its PATH; without one, a shell does. On a login
-    host the job is asked for with srun's own options; inside an allocation that one is used.
+    The cluster is removed when COMMAND ends; the exit code is that of COMMAND. COMMAND runs on the job's first node with
+    KUBECONFIG set and kubectl in PATH. Without COMMAND, an interactive shell is opened. On a login host a job is submitted
+    with the given srun options; inside an allocation, that allocation is used.
     """
     from slurmlet.jobcluster import arguments, step_tasks
 

@@ -6,18 +6,14 @@ import click
 
 from slurmlet.base.console import say
 from slurmlet.base.layout import ClusterFiles
-from slurmlet.controlplane.user_tools import default_cluster, exec_shell
+from slurmlet.cli.options import cluster_option
+from slurmlet.controlplane.user_tools import exec_shell
 
 
 @click.command()
-@click.option(
-    "-c",
-    "--cluster",
-    default=default_cluster,
-    help="Which cluster. [default: $SLURMLET_CLUSTER or 'default']",
-)
+@cluster_option
 def command(cluster: str) -> None:
-    """Open a shell with KUBECONFIG set and kubectl on its PATH."""
+    """Open a shell with KUBECONFIG set and kubectl in PATH."""
     files = ClusterFiles.named(cluster)
-    say(f"kubectl talks to cluster {cluster!r} here; leave with `exit`.")
+    say(f"kubectl uses cluster {cluster!r} in this shell. Leave it with: exit")
     exec_shell(files)

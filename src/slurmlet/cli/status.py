@@ -9,20 +9,18 @@ import click
 
 from slurmlet.base.console import emit_json, emit_table, say
 from slurmlet.base.layout import ClusterFiles
+from slurmlet.cli.options import cluster_option, output_option
 from slurmlet.controlplane.cluster_status import ClusterState, age, status
-from slurmlet.controlplane.user_tools import default_cluster
 
 
 @click.command()
-@click.option(
-    "-c",
-    "--cluster",
-    default=default_cluster,
-    help="Which cluster. [default: $SLURMLET_CLUSTER or 'default']",
-)
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@cluster_option
+@output_option
 def command(cluster: str, output: str) -> None:
-    """What runs of my cluster, where, since when. Exit status 1 when it does not run."""
+    """Show the state of the cluster: components, nodes, pods and jobs.
+
+    Exits with status 1 when the cluster is not running.
+    """
     state = status(ClusterFiles.named(cluster))
     if output == "json":
         emit_json(dataclasses.asdict(state))

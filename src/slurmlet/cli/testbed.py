@@ -1,4 +1,4 @@
-"""`slurmlet testbed`: a real multi-host Slurm on this machine."""
+"""`slurmlet testbed`: a multi-host Slurm cluster on this machine."""
 
 from __future__ import annotations
 
@@ -7,18 +7,27 @@ import os
 import click
 
 from slurmlet.base.console import emit_json, emit_table, say
+from slurmlet.cli.options import output_option
 from slurmlet.testbed.testbed_plan import DEFAULT_SLURM, LOGIN, SUITES, Paths, Plan
 
-_HOST = click.option("--host", default=LOGIN, show_default=True, help="Where: login, c1, c2 …")
-_USER = click.option("--user", default="user1", show_default=True, help="As whom: user1, user2 or root.")
+_HOST = click.option(
+    "--host", default=LOGIN, show_default=True, metavar="NAME", help="Name of the host, such as login or c1."
+)
+_USER = click.option(
+    "--user",
+    default="user1",
+    show_default=True,
+    metavar="NAME",
+    help="Name of the user: user1, user2 or root.",
+)
 
 
 @click.group()
 def command() -> None:
-    """A real multi-host Slurm on this machine.
+    """Manage the testbed: a multi-host Slurm cluster on this machine (needs root).
 
-    Hosts login, c1, c2 … made of namespaces over a Debian root; users user1 and user2; partitions batch and short.
-    Needs root (slurmlet itself never does).
+    Its hosts (login, c1, c2 …) are made of namespaces over a Debian root; its users are user1 and user2, its partitions
+    batch and short. slurmlet itself never needs root.
     """
 
 
@@ -31,36 +40,42 @@ def command() -> None:
     default=DEFAULT_SLURM,
     show_default=True,
     type=click.Choice(list(SUITES)),
-    help="Slurm's version.",
+    help="Version of Slurm.",
 )
-@click.option("--no-accounting", is_flag=True, help="Leave slurmdbd and MariaDB out.")
-@click.option("--no-rest", is_flag=True, help="Leave slurmrestd out.")
+@click.option("--no-accounting", is_flag=True, help="Leave out slurmdbd and MariaDB.")
+@click.option("--no-rest", is_flag=True, help="Leave out slurmrestd.")
 def up(nodes: int, slurm: str, no_accounting: bool, no_rest: bool) -> None:
-    """Bring the testbed up, mend it, or find it running.
+    """Start the testbed, or repair a running one.
 
-    The first time it makes a Debian root (about two minutes). A testbed with other options is taken down first.
+    The first start builds a Debian root, which takes minutes. A testbed with other options is taken down first.
     """
     from slurmlet.testbed import lifecycle
 
     outcome = lifecycle.up(Plan(nodes, slurm, not no_accounting, not no_rest))
     if outcome.already_up:
-        say("The testbed is already up." + (" slurmlet was installed anew." if outcome.installed else ""))
+        say("The testbed is already up." + (" slurmlet was reinstalled." if outcome.installed else ""))
     else:
         say(f"The testbed is up ({outcome.elapsed_s:.1f} s). Try: slurmlet testbed exec -- sinfo")
 
 
 @command.command()
 def down() -> None:
-    """Take the testbed away, homes and jobs included; downloads and the Debian root stay cached."""
+    """Remove the testbed with its home directories and jobs.
+
+    Downloads and the Debian root stay in the cache.
+    """
     from slurmlet.testbed import lifecycle
 
     say("The testbed is down." if lifecycle.down() else "No testbed was up.")
 
 
 @command.command()
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="How to show it.")
+@output_option
 def status(output: str) -> None:
-    """Which hosts are on and what runs there. Exit code 1 when something is missing."""
+    """Show the hosts of the testbed and their services.
+
+    Exits with status 1 when a host or a service is down.
+    """
     from slurmlet.testbed import hosts
 
     hosts.require_root()
@@ -68,7 +83,7 @@ def status(output: str) -> None:
     if output == "json":
         emit_json({**found.as_json(), "healthy": found.healthy})
     elif not found.up:
-        say("No testbed is up. Bring one up: slurmlet testbed up")
+        say("No testbed is up. Start one with: slurmlet testbed up")
     else:
         rows = []
         for name, host in found.hosts.items():
@@ -87,7 +102,10 @@ def status(output: str) -> None:
 @_USER
 @click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- CMD [ARG]…")
 def exec_(host: str, user: str, argv: tuple[str, ...]) -> None:
-    """Run CMD on a host as a user; its input, output, terminal and exit code are yours."""
+    """Run CMD on a host as a user.
+
+    It is connected to this terminal; the exit code is that of CMD.
+    """
     _become(argv, host, user)
 
 
@@ -95,7 +113,7 @@ def exec_(host: str, user: str, argv: tuple[str, ...]) -> None:
 @_HOST
 @_USER
 def shell(host: str, user: str) -> None:
-    """Open a login shell on a host."""
+    """Open a login shell on a host as a user."""
     _become(("bash", "--login"), host, user)
 
 
@@ -109,17 +127,26 @@ def _become(argv: tuple[str, ...], host: str, user: str) -> None:
 
 @command.command()
 def install() -> None:
-    """Install the slurmlet of this checkout anew for the testbed's users; does nothing when it is there already."""
+    """Install the slurmlet of this checkout for the users of the testbed."""
     from slurmlet.testbed import lifecycle
 
-    say("Installed." if lifecycle.reinstall() else "Nothing changed; the testbed has this slurmlet already.")
+    say("Installed." if lifecycle.reinstall() else "Nothing to do: the testbed already has this slurmlet.")
 
 
 @command.command()
 @click.argument("names", nargs=-1, required=True, metavar="tools|servers|java|bench|sysbench…")
-@click.option("--user", default="user1", show_default=True, help="Into whose store: user1 or user2.")
+@click.option(
+    "--user",
+    default="user1",
+    show_default=True,
+    metavar="NAME",
+    help="Name of the user whose store is filled: user1 or user2.",
+)
 def load(names: tuple[str, ...], user: str) -> None:
-    """Put images of programs nobody here wrote into a user's store; the first time they are made, from Debian's packages."""
+    """Load images of third-party programs into a user's image store.
+
+    They are built from Debian packages the first time.
+    """
     from slurmlet.testbed import server_images
     from slurmlet.testbed.hosts import Testbed
 
@@ -131,12 +158,12 @@ def load(names: tuple[str, ...], user: str) -> None:
 @click.argument("verb", metavar="VERB")
 @click.argument("arguments", nargs=-1, metavar="[HOST]")
 def fault(verb: str, arguments: tuple[str, ...]) -> None:
-    """Do harm on purpose, for tests.
+    """Inject a fault, for tests, or undo one.
 
     \b
     stop-slurmctld         start-slurmctld
     kill-slurmd HOST       start-slurmd HOST
-    take-host HOST         return-host HOST      power off (every process dies) and on
+    take-host HOST         return-host HOST      power off and on
     cut-network HOST       mend-network HOST
     fill-scratch HOST      free-scratch HOST     /tmp of the host
     hide-runtimes HOST     show-runtimes HOST    crun and runc

@@ -6,41 +6,71 @@ import click
 
 from slurmlet.base.console import say
 from slurmlet.base.layout import ClusterFiles
+from slurmlet.cli.options import cluster_option
 from slurmlet.controlplane.user_tools import default_cluster
 from slurmlet.model.launch_mode import WAYS
 
 
 @click.command()
+@cluster_option
 @click.option(
-    "-c",
-    "--cluster",
-    default=default_cluster,
-    help="Which cluster. [default: $SLURMLET_CLUSTER or 'default']",
+    "--partition",
+    "partitions",
+    multiple=True,
+    metavar="NAME",
+    show_default="all partitions",
+    help="Partition of Slurm to offer as a node; repeatable.",
 )
 @click.option(
-    "--partition", "partitions", multiple=True, metavar="P", help="Only these Slurm partitions (repeat it)."
+    "--address",
+    metavar="IP",
+    show_default="detected",
+    help="Address of this host at which compute nodes reach it.",
 )
-@click.option("--address", metavar="IP", help="The address of this host that compute nodes reach.")
 @click.option(
-    "--pod-range", metavar="CIDR", help="Addresses of pods, for a new cluster. [default: one that is free]"
+    "--pod-range",
+    metavar="CIDR",
+    show_default="a free range",
+    help="Address range of the pods; new clusters only.",
 )
-@click.option("--service-range", metavar="CIDR", help="Addresses of Services, for a new cluster.")
+@click.option(
+    "--service-range",
+    metavar="CIDR",
+    show_default="a free range",
+    help="Address range of the Services; new clusters only.",
+)
 @click.option(
     "--encrypt/--no-encrypt",
     default=None,
-    help="Encrypt what pods say between hosts, for a new cluster; slower. [default: not]",
+    show_default="no-encrypt",
+    help="Encrypt pod traffic between hosts, at a lower bandwidth; new clusters only.",
 )
 @click.option(
     "--launch",
     type=click.Choice(WAYS),
-    help="How pods start that have no annotation slurmlet.io/launch. [default: as before, batch at first]",
+    show_default="unchanged; batch for a new cluster",
+    help="Launch mode of pods without the annotation slurmlet.io/launch.",
 )
-@click.option("--pool", type=click.IntRange(0), metavar="N", help="Keep N pool nodes: see `slurmlet pool`.")
 @click.option(
-    "--pool-min", type=click.IntRange(0), metavar="N", help="An elastic pool: always this many nodes."
+    "--pool", type=click.IntRange(0), metavar="N", help="Number of pool nodes to hold (see `slurmlet pool`)."
 )
-@click.option("--pool-max", type=click.IntRange(0), metavar="N", help="And up to this many while pods wait.")
-@click.option("--timeout", "timeout_s", default=120.0, show_default=True, help="Seconds to wait.")
+@click.option(
+    "--pool-min", type=click.IntRange(0), metavar="N", help="Minimum number of nodes of an elastic pool."
+)
+@click.option(
+    "--pool-max",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Maximum number of nodes of an elastic pool, reached while pods wait.",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    metavar="SECONDS",
+    default=120.0,
+    show_default=True,
+    help="Time to wait until the cluster is ready, in seconds.",
+)
 def command(
     cluster: str,
     partitions: tuple[str, ...],
@@ -54,11 +84,17 @@ def command(
     pool_max: int | None,
     timeout_s: float,
 ) -> None:
-    """Bring up (or find running) my cluster; returns when a pod could be scheduled."""
+    """Start the cluster, or connect to a running one.
+
+    Returns as soon as pods can be scheduled. Settings given here are kept for the next `slurmlet up`.
+    """
     from slurmlet.controlplane.address_ranges import Wanted
     from slurmlet.controlplane.cluster_start import up
+    from slurmlet.controlplane.pool_size import check_range, set_size
 
     files = ClusterFiles.named(cluster)
+    least = pool if pool_min is None else pool_min
+    check_range("--pool" if pool_min is None else "--pool-min", least, "--pool-max", pool_max)
     done = up(
         files,
         partitions=partitions,
@@ -68,10 +104,8 @@ def command(
         launch=launch,
         timeout_s=timeout_s,
     )
-    if pool is not None or pool_min is not None or pool_max is not None:
-        from slurmlet.controlplane.pool_size import set_size
-
-        set_size(files, pool_min or pool or 0, pool_max)
+    if least is not None or pool_max is not None:
+        set_size(files, least or 0, pool_max)
     what = "is already running" if done.already_running else f"is up after {done.took_s:.1f} s"
     say(f"Cluster {cluster!r} {what}: Kubernetes {done.config.kubernetes}, nodes {', '.join(done.nodes)}")
     say(f"  export KUBECONFIG={done.files.kubeconfig}")

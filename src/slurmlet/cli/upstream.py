@@ -1,4 +1,4 @@
-"""`slurmlet upstream`: have the pinned upstream binaries, and say where they are."""
+"""`slurmlet upstream`: provide the pinned upstream binaries, and print where they are."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from slurmlet.base import console
+from slurmlet.cli.options import output_option
 from slurmlet.upstream.binaries import inventory
 
 
@@ -16,19 +17,27 @@ from slurmlet.upstream.binaries import inventory
     "--dir",
     "directory",
     type=click.Path(path_type=Path, resolve_path=True),
-    help="Look here first (default: $SLURMLET_UPSTREAM_DIR).",
+    show_default="$SLURMLET_UPSTREAM_DIR",
+    help="Directory to search first.",
 )
-@click.option("--only", "names", multiple=True, metavar="NAME", help="Only this binary; may be repeated.")
-@click.option("--no-download", is_flag=True, help="Do not try the official releases.")
-@click.option("--no-build", is_flag=True, help="Do not build from source.")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option(
+    "--only",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    show_default="all",
+    help="Binary to provide; repeatable.",
+)
+@click.option("--no-download", is_flag=True, help="Skip the download of official releases.")
+@click.option("--no-build", is_flag=True, help="Skip the build from source.")
+@output_option
 def command(
     directory: Path | None, names: tuple[str, ...], no_download: bool, no_build: bool, output: str
 ) -> None:
-    """Fetch or build the pinned upstream binaries.
+    """Download or build the pinned upstream binaries.
 
-    Looks in a directory of yours, then in the cache (every byte is checked against its sha256), then at the
-    projects' own releases, and builds from source through the Go module proxy as the last resort.
+    Searches the given directory, then the cache (verified by sha256), then the projects' official releases, and builds from
+    source through the Go module proxy as a last resort.
     """
     found = inventory(
         names or None, directory=directory, download=not no_download, build=not no_build, verify=True

@@ -31,6 +31,15 @@ def options_of(line: str) -> list[Option]:
         raise UserError(error.message, hint=error.hint) from error
 
 
+def check_range(least_option: str, least: int | None, most_option: str, most: int | None) -> None:
+    """Raises UserError for a minimum above the maximum; None: the option was not given."""
+    if least is not None and most is not None and least > most:
+        raise UserError(
+            f"{least_option} ({least}) exceeds {most_option} ({most})",
+            hint=f"Set {most_option} to {least} or more.",
+        )
+
+
 def load(files: ClusterFiles) -> PoolSpec:
     raw = read_json(files.pool)
     return spec_of(raw if isinstance(raw, dict) else {})
@@ -46,7 +55,8 @@ def change(files: ClusterFiles, changed: Callable[[PoolSpec], PoolSpec]) -> Pool
             spec = replace(spec, unwanted=spec.unwanted & live)
         if not 0 <= spec.least <= spec.most:
             raise UserError(
-                f"a pool of {spec.least} to {spec.most} nodes cannot be", hint="See: slurmlet pool ls"
+                f"the pool's minimum ({spec.least}) exceeds its maximum ({spec.most})",
+                hint=f"Run: slurmlet pool size --min {spec.least} --max {spec.least}",
             )
         write_json(
             files.pool,
