@@ -5,6 +5,7 @@ The testbed must be up (`make e2e` sees to it). Everything runs as user1 on host
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
 import os
@@ -34,6 +35,19 @@ _READERS: list[Reader] = []
 def pytest_sessionfinish() -> None:
     for reader in _READERS:
         reader.close()
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Seconds by file, the longest first: what to look at, and what to put into which lane of `tests/e2e/run`."""
+    total_s: collections.Counter[str] = collections.Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if hasattr(report, "when"):
+                total_s[report.nodeid.partition("::")[0]] += report.duration
+    if len(total_s) > 1:
+        terminalreporter.section("seconds by file")
+        for name, seconds in total_s.most_common():
+            terminalreporter.write_line(f"{seconds:7.1f} {name}")
 
 
 class Kubectl:
