@@ -133,7 +133,8 @@ def test_two_hundred_pods_that_do_not_fit_all_go_to_the_default_partition(
     eventually(lambda: len(chosen()) == 201)
     assert sorted(set(chosen())) == ["batch", name]
     assert chosen().count(name) == 1
-    kubectl("delete", "pod", "first", "--wait=false")  # before the others: its node is waited for
+    # Before the 200 others, and with no controller that makes them anew: the end of its node is waited for.
+    kubectl("delete", "pod/first", "deployment/many", "--wait=true")
 
 
 def test_a_pods_own_preference_comes_before_the_pool(pool: Pool, kubectl: Kubectl) -> None:
@@ -206,10 +207,12 @@ def test_it_grows_while_pods_wait_and_shrinks_when_idle(pool: Pool, kubectl: Kub
 def test_a_drained_node_goes_when_its_pods_have(pool: Pool, kubectl: Kubectl) -> None:
     pool("size", "--min", "1", "--max", "1")
     (name,) = pool.until(1)
-    kubectl.apply(pod("bare", "sleep 12", **IN_POOL))
+    kubectl.apply(pod("bare", "until test -e /tmp/end; do sleep 0.1; done", **IN_POOL))
     kubectl.wait_phase("bare", "Running")
     pool("rm", name)
     eventually(lambda: kubectl.get("node", name)["spec"].get("unschedulable"))
+    time.sleep(3)  # longer than a turn of the pool's controller
+    kubectl("exec", "bare", "--", "touch", "/tmp/end")
     assert kubectl.wait_phase("bare", "Succeeded"), "nobody made it end before its time"
     eventually(lambda: not pool.members())
 
