@@ -61,7 +61,7 @@ def test_a_service_is_reached_by_its_name_from_another_host(kubectl: Kubectl) ->
         return {"labels": labels, "annotations": {"slurmlet.io/sbatch": f"--nodelist={host}"}}
 
     page = "mkdir /www; echo page > /www/index.html; httpd -f -p 8080 -h /www"
-    fetch = "until wget -q -O - http://web/; do sleep 0.2; done"
+    fetch = "until wget -q -O - http://web/ 2>/dev/null; do sleep 0.2; done"
     web = {
         "apiVersion": "v1",
         "kind": "Service",
