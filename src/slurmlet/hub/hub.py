@@ -24,7 +24,7 @@ from slurmlet.hub import hub_settings as settings_module
 from slurmlet.hub.allocations.agents import Agents
 from slurmlet.hub.allocations.gang_controller import GangKeeper
 from slurmlet.hub.allocations.offered_objects import offer
-from slurmlet.hub.allocations.pool_controller import PoolKeeper
+from slurmlet.hub.allocations.pool_controller import PoolController
 from slurmlet.hub.hub_metrics import CountedSlurm, Counts
 from slurmlet.hub.hub_settings import SERVER_NAME, Settings
 from slurmlet.hub.jobs.job_watch import JobWatch
@@ -274,7 +274,7 @@ class _Hub:
         """What a cluster that submits jobs of its own looks after: not one that lives inside a single job."""
         settings, slurm, pods = self._settings, self._slurm, self._pods
         shared = (self._prompt, slurm, self._watch, self._agents, self._allocations, self._authority)
-        pool = PoolKeeper(settings, *shared, self._pods.states)
+        pool = PoolController(settings, *shared, self._events, self._pods.states)
         gangs = GangKeeper(settings, *shared, self._events, self._nodes.objects)
         launches = LaunchKeeper(settings, slurm, self._watch, self._launcher, pods.has_link, pods.disown)
         return {"pool": pool.run(), "gangs": gangs.run(), "launches": launches.run()}

@@ -1,21 +1,27 @@
 """Keeps the pool as large as it should be: asks for allocations, drains and ends them, replaces them in time.
 
 All it knows it reads again each turn: pool.json, the jobs by their comment, the Nodes with their annotations, the pods.
-A hub that is started anew goes on where the last one was.
+A hub that is started anew goes on where the last one was. What Slurm refuses, and what ends before it serves, is asked for
+again later and later; draining and ending go on meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import shlex
-from collections.abc import Callable, Iterable
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
-from slurmlet.base.errors import SlurmletError
+from slurmlet.base.clock import Clock
+from slurmlet.base.errors import SlurmError, SlurmletError
 from slurmlet.base.files import read_json
 from slurmlet.hub.allocations.agents import Agents
+from slurmlet.hub.allocations.growth import Growth
 from slurmlet.hub.hub_settings import Settings
 from slurmlet.hub.jobs.job_watch import JobWatch
 from slurmlet.hub.nodes.allocation_node_controller import AllocationKeeper
@@ -24,6 +30,9 @@ from slurmlet.hub.pods.pod_state import PodState
 from slurmlet.hub.runner_credentials import NODE_NAME_PREFIX, RunnerAuthority
 from slurmlet.hub.runner_links import LinkLost
 from slurmlet.kube.client import ApiClient, ApiError
+from slurmlet.kube.controller import Again, Controller, told
+from slurmlet.kube.events import EventRecorder
+from slurmlet.kube.work_queue import Backoff
 from slurmlet.model import pool
 from slurmlet.model.gangs import GANG
 from slurmlet.model.ids import JobId
@@ -37,10 +46,14 @@ from slurmlet.slurm.interface import Slurm
 log = logging.getLogger(__name__)
 _TURN_S = 2.0
 _MOST_AT_ONCE = 10
+# Of turns that fail altogether: the API server or the home is away.
+_TROUBLE = Backoff(first_s=_TURN_S, most_s=60.0)
+_POOL = "pool"  # the one key: a cluster has one pool
+_LOG_TAIL_BYTES = 400
 Obj = dict[str, Any]
 
 
-class PoolKeeper:
+class PoolController:
     def __init__(
         self,
         settings: Settings,
@@ -50,42 +63,94 @@ class PoolKeeper:
         agents: Agents,
         nodes: AllocationKeeper,
         authority: RunnerAuthority,
+        events: EventRecorder,
         pods: Callable[[], Iterable[PodState]],
+        clock: Clock | None = None,
     ) -> None:
         self._settings, self._client, self._slurm, self._watch = settings, client, slurm, watch
         self._agents, self._nodes, self._authority = agents, nodes, authority
-        self._pods = pods
+        self._events, self._pods = events, pods
         self._mark = 0  # of the last change that we asked Slurm for
         self._busy_s: dict[str, float] = {}  # when each member last had a pod
+        self._active = False
+        self._spec = PoolSpec()
+        self._growth = Growth(clock or Clock())
+        self._controller = Controller(_POOL, self.reconcile, backoff=_TROUBLE, on_failure=self._failed)
 
     async def run(self) -> None:
-        active = False
-        while True:
-            try:
-                raw = await asyncio.to_thread(read_json, self._settings.files.pool)
-                if isinstance(raw, dict) or active:
-                    active = await self._turn(pool.spec_of(raw if isinstance(raw, dict) else {}))
-            except (SlurmletError, ApiError, LinkLost) as error:
-                log.warning("pool: %s", error)
-            await asyncio.sleep(_TURN_S)
+        self._controller.add(_POOL)
+        await self._controller.run()
+
+    async def reconcile(self, _key: str) -> Again:
+        raw = await asyncio.to_thread(read_json, self._settings.files.pool)
+        if isinstance(raw, dict) or self._active:
+            self._active = await self._turn(pool.spec_of(raw if isinstance(raw, dict) else {}))
+        return _TURN_S
+
+    def _failed(self, _key: str, error: Exception, _failures: int, delay_s: float) -> None:
+        self._tell("PoolNotKept", f"{told(error)}; next try in {delay_s:.0f} s")
+
+    def _tell(self, reason: str, message: str) -> None:
+        """A pool is no object of the API, but events may be about it all the same."""
+        about = {"metadata": {"name": self._settings.cluster, "uid": f"pool-{self._settings.cluster_id}"}}
+        self._events.object_event("slurmlet.io/v1", "Pool", about, "Warning", reason, message)
 
     async def _turn(self, spec: PoolSpec) -> bool:
         # A job that was just asked for is not in an older list: whoever counts without it asks for one more.
         if not self._watch.looked_since(self._mark):
             return True
+        if spec != self._spec:
+            # What was refused as it was asked for before says nothing about this.
+            self._spec = spec
+            self._growth.begin_anew()
         members = [self._member(job) for job in self._watch.pool_jobs()]
+        await self._notice_ended(members)
         waiting = await self._waiting_pods() if spec.most > spec.least else 0
         plan = pool.plan(spec, members, waiting)
         ids = {one.name: one.job_id for one in members}
-        for _ in range(min(plan.add, _MOST_AT_ONCE)):
-            await self._ask_for_one(spec)
         for name, why in plan.retire:
             await self._retire(name, why, ids[name])
         for name in plan.evict:
             await self._move_pods(name)
         for name in plan.release:
             await self._release(name, ids[name])
+        await self._grow(spec, min(plan.add, _MOST_AT_ONCE))
         return bool(members) or spec.most > 0
+
+    async def _notice_ended(self, members: Sequence[Member]) -> None:
+        """Members whose jobs are over: those that never served hold the next one back, and their keys go."""
+        died = self._growth.look(members)
+        logs = [await asyncio.to_thread(_tail, self._settings.files.node(one.name).job_log) for one in died]
+        for one, said in zip(died, logs, strict=True):
+            why = f": {said}" if said else " and left no words in its log"
+            text = f"Slurm job {one.job_id} of pool node {one.name} ended before it served{why}"
+            log.warning("pool: %s", text)
+            self._tell("PoolNodeFailed", f"{text}; next try in {self._growth.wait_s():.0f} s")
+        self._busy_s = {one.name: self._busy_s[one.name] for one in members}
+        known = {one.name for one in members} | {agent.name for agent in self._agents}
+        await asyncio.to_thread(self._remove_others, known)
+
+    def _remove_others(self, known: set[str]) -> None:
+        """Directories, with the keys in them, of members that are over. Those of agents go with their Node."""
+        for path in self._settings.files.nodes.glob("pool-*"):
+            if path.name not in known:
+                shutil.rmtree(path, ignore_errors=True)
+
+    async def _grow(self, spec: PoolSpec, count: int) -> None:
+        """Stops at the first refusal: the next one would be refused for the same reason."""
+        for _ in range(count):
+            if self._growth.wait_s() > 0:
+                return
+            try:
+                member = await self._ask_for_one(spec)
+            except SlurmletError as error:
+                wait_s = self._growth.refused()
+                said = error.said if isinstance(error, SlurmError) else error.message
+                hint = error.hint or "Change what its nodes ask for with: slurmlet pool size --sbatch …"
+                log.warning("pool: Slurm takes no job: %s; again in %.0f s", said, wait_s)
+                self._tell("PoolRefused", f"Slurm takes no job: {said}. {hint} Next try in {wait_s:.0f} s")
+                return
+            self._growth.accepted(member)
 
     # What there is
 
@@ -126,9 +191,10 @@ class PoolKeeper:
 
     # What is done
 
-    async def _ask_for_one(self, spec: PoolSpec) -> None:
+    async def _ask_for_one(self, spec: PoolSpec) -> Member:
         name = f"pool-{secrets.token_hex(3)}"
         files = self._settings.files.node(name)
+        # An OSError here is about the home, not about Slurm: the turn has failed, and its back-off counts.
         await asyncio.to_thread(self._authority.equip, files, name, NODE_NAME_PREFIX)
         argv = shlex.join(["python3", "-IS", str(self._settings.files.runner), "agent", str(files.root)])
         job = JobSpec(
@@ -143,12 +209,19 @@ class PoolKeeper:
         )
         try:
             job_id = await self._slurm.submit(job)
+        except SlurmletError as error:
+            # Where nobody answered there may be a job; if not, the next look takes the directory away.
+            if not error.transient:
+                await asyncio.to_thread(shutil.rmtree, files.root, ignore_errors=True)
+            raise
         finally:
             self._asked()
         log.info("pool: asked for node %s, Slurm job %s", name, job_id)
+        return Member(name, job_id, queued=True)
 
     async def _retire(self, name: str, why: str, job_id: JobId) -> None:
         log.info("pool: node %s goes: %s", name, why)
+        self._growth.leaves(name)
         if self._agents.get(name) is None:
             # Its job is in the queue, or has just begun: nothing can be on it.
             await self._cancel(job_id)
@@ -177,9 +250,12 @@ class PoolKeeper:
                     raise
 
     async def _release(self, name: str, job_id: JobId) -> None:
+        self._growth.leaves(name)
         agent = self._agents.get(name)
         if agent is not None and agent.link is not None:
-            await agent.link.tell({"type": "end", "grace_s": 0})
+            # One that hung up in this moment is told, or cancelled, in the next turn.
+            with contextlib.suppress(LinkLost):
+                await agent.link.tell({"type": "end", "grace_s": 0})
         else:
             await self._cancel(job_id)
 
@@ -198,3 +274,13 @@ class PoolKeeper:
 def _is_daemon(state: PodState) -> bool:
     owners = state.pod["metadata"].get("ownerReferences") or ()
     return any(one.get("kind") == "DaemonSet" for one in owners)
+
+
+def _tail(path: Path) -> str:
+    """The last words of a job's log, on one line."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - _LOG_TAIL_BYTES))
+            return " ".join(file.read().decode(errors="replace").split())
+    except OSError:
+        return ""
