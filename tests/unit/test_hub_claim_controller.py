@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ import pytest
 from aiohttp import web
 
 from slurmlet.hub.storage import claim_controller
-from slurmlet.hub.storage.claim_controller import Provisioner
+from slurmlet.hub.storage.claim_controller import ClaimController
+from slurmlet.kube.work_queue import Backoff
 from slurmlet.model import claims
 from tests.unit.hub_making import make_settings
 from tests.unit.loopback import Api, api_server, make_keys, until, watching
@@ -76,7 +78,7 @@ def provisioned(
             api.on("GET", VOLUMES, listing(*pvs), watching(then="hang"))
             api.on("POST", CLASSES, 409)
             settings = make_settings(root)
-            task = asyncio.create_task(Provisioner(settings, api.client, events).run())  # type: ignore[arg-type]
+            task = asyncio.create_task(ClaimController(settings, api.client, events).run())  # type: ignore[arg-type]
             try:
                 await scenario(api, events)
             finally:
@@ -220,12 +222,41 @@ def test_a_bound_volume_is_left_alone_even_when_its_object_is_to_go(keys: Path, 
 
 
 def test_a_failure_is_tried_again(keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claim_controller, "_RETRY_S", 0.05)
+    monkeypatch.setattr(claim_controller, "_BACKOFF", Backoff(0.05, 1.0))
 
     async def scenario(api: Api, _events: FakeEvents) -> None:
         api.on("POST", VOLUMES, 500, a_volume(tmp_path / "volumes/pvc-u1", "Pending"))
         await until(lambda: len(api.seen("POST", VOLUMES)) == 2)
         first, second = api.seen("POST", VOLUMES)
         assert first == second
+
+    provisioned(keys, tmp_path, [a_claim()], [], scenario)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.ENOSPC, "No space left on device"), OSError(errno.ESTALE, "Stale"), ValueError("a bug")],
+)
+def test_whatever_goes_wrong_with_one_claim_is_told_and_mended_later(
+    keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr(claim_controller, "_BACKOFF", Backoff(0.05, 0.1))
+    tries = 0
+    make = claim_controller._make_private
+
+    def failing(directory: Path) -> None:
+        nonlocal tries
+        tries += 1
+        if tries < 3:
+            raise error
+        make(directory)
+
+    monkeypatch.setattr(claim_controller, "_make_private", failing)
+
+    async def scenario(api: Api, events: FakeEvents) -> None:
+        api.on("POST", VOLUMES, a_volume(tmp_path / "volumes/pvc-u1", "Pending"))
+        await until(lambda: "ProvisioningSucceeded" in dict(events.told), 5)
+        failed = [message for reason, message in events.told if reason == "ProvisioningFailed"]
+        assert failed == [f'failed to provision volume with StorageClass "shared": {error}'] * 2
 
     provisioned(keys, tmp_path, [a_claim()], [], scenario)

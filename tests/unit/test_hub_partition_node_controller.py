@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,15 +12,17 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from slurmlet.hub.nodes.partition_node_controller import NodeKeeper
+from slurmlet.hub.nodes.partition_node_controller import PartitionNodeController
+from slurmlet.images.image_store import Image
 from slurmlet.kube.events import EventRecorder
 from slurmlet.model.partition_node import HubFacts
 from slurmlet.model.slurm_values import Partition
-from slurmlet.slurm.fake import FakeSlurm
+from slurmlet.slurm.fake import FakeSlurm, away
 from tests.unit.hub_making import make_settings
 from tests.unit.loopback import Api, api_server, make_keys, until
 
 NODES = "/api/v1/nodes"
+EVENTS = "/api/v1/namespaces/default/events"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 BATCH = Partition("batch", True, True, "infinite", 3, 3, 48, 16, 18000, 6000, 0)
 SHORT = replace(BATCH, name="short", default=False)
@@ -68,8 +71,9 @@ class Rig:
 
 def kept(
     keys: Path,
-    scenario: Callable[[Rig, NodeKeeper], Awaitable[None]],
+    scenario: Callable[[Rig, PartitionNodeController], Awaitable[None]],
     begin: Callable[[Rig], None] = lambda _: None,
+    images: Callable[[], list[Image]] = list,
     **changes: object,
 ) -> None:
     async def run() -> None:
@@ -77,20 +81,23 @@ def kept(
         async with api_server(keys) as api:
             rig = Rig(api)
             begin(rig)
-            keeper = NodeKeeper(settings, api.client, rig.slurm, EventRecorder(api.client, "login"), FACTS)
+            recorder = EventRecorder(api.client, "login")
+            keeper = PartitionNodeController(settings, api.client, rig.slurm, recorder, FACTS, images)
+            writer = asyncio.create_task(recorder.run())
             task = asyncio.create_task(keeper.run())
             try:
                 await scenario(rig, keeper)
                 assert not task.done()
             finally:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+                for one in (task, writer):
+                    one.cancel()
+                await asyncio.gather(task, writer, return_exceptions=True)
 
     asyncio.run(run())
 
 
 def test_a_partition_becomes_a_node_with_a_status_and_a_lease(keys: Path) -> None:
-    async def scenario(rig: Rig, keeper: NodeKeeper) -> None:
+    async def scenario(rig: Rig, keeper: PartitionNodeController) -> None:
         await until(lambda: len(rig.patches(f"{LEASES}/batch")) >= 2)
         ((_, made),) = rig.api.seen("POST", NODES)
         assert made["metadata"]["labels"]["slurmlet.io/partition"] == "batch"
@@ -107,7 +114,7 @@ def test_a_partition_becomes_a_node_with_a_status_and_a_lease(keys: Path) -> Non
 
 
 def test_a_node_and_a_lease_that_are_there_already_are_taken_over(keys: Path) -> None:
-    async def scenario(rig: Rig, keeper: NodeKeeper) -> None:
+    async def scenario(rig: Rig, keeper: PartitionNodeController) -> None:
         await until(lambda: rig.patches(f"{LEASES}/batch"))
         (change,) = rig.patches(f"{NODES}/batch")
         assert set(change) == {"metadata"}, "taints stay as people set them"
@@ -120,7 +127,7 @@ def test_a_node_and_a_lease_that_are_there_already_are_taken_over(keys: Path) ->
 
 
 def test_the_taint_of_a_new_node_is_taken_off_and_others_stay(keys: Path) -> None:
-    async def scenario(rig: Rig, keeper: NodeKeeper) -> None:
+    async def scenario(rig: Rig, keeper: PartitionNodeController) -> None:
         await until(lambda: rig.patches(f"{NODES}/batch"))
         change = rig.patches(f"{NODES}/batch")[0]
         assert change["spec"] == {"taints": [{"key": "mine", "effect": "NoSchedule"}]}
@@ -138,7 +145,7 @@ def test_taints_that_once_ranked_nodes_go_where_the_scheduler_is_configured(
     old = {"key": "slurmlet.io/pool-0", "effect": "PreferNoSchedule"}
     mine = {"key": "mine", "effect": "PreferNoSchedule"}
 
-    async def scenario(rig: Rig, keeper: NodeKeeper) -> None:
+    async def scenario(rig: Rig, keeper: PartitionNodeController) -> None:
         await until(lambda: len(rig.patches(f"{LEASES}/batch")) >= 2)
         written = [one["spec"]["taints"] for one in rig.patches(f"{NODES}/batch") if "spec" in one]
         assert written == ([[mine]] if configured else [])
@@ -158,7 +165,7 @@ def test_taints_that_once_ranked_nodes_go_where_the_scheduler_is_configured(
 
 
 def test_the_label_follows_slurms_default_partition(keys: Path) -> None:
-    async def scenario(rig: Rig, keeper: NodeKeeper) -> None:
+    async def scenario(rig: Rig, keeper: PartitionNodeController) -> None:
         await until(lambda: len(rig.patches(f"{NODES}/short/status")) == 1)
         rig.present = True
         rig.slurm.listed_partitions = [replace(BATCH, default=False), replace(SHORT, default=True)]
@@ -178,7 +185,7 @@ def test_the_label_follows_slurms_default_partition(keys: Path) -> None:
 
 
 def test_a_node_that_is_not_ready_keeps_its_taint(keys: Path) -> None:
-    async def scenario(rig: Rig, keeper: NodeKeeper) -> None:
+    async def scenario(rig: Rig, keeper: PartitionNodeController) -> None:
         await until(lambda: rig.patches(f"{NODES}/batch/status"))
         await until(lambda: len(rig.api.seen("GET", NODES)) >= 2)
         assert rig.patches(f"{NODES}/batch") == []
@@ -191,7 +198,7 @@ def test_a_node_that_is_not_ready_keeps_its_taint(keys: Path) -> None:
 
 
 def test_only_chosen_partitions_become_nodes(keys: Path) -> None:
-    async def scenario(rig: Rig, keeper: NodeKeeper) -> None:
+    async def scenario(rig: Rig, keeper: PartitionNodeController) -> None:
         await until(lambda: rig.patches(f"{NODES}/short/status"))
         assert [body["metadata"]["name"] for _, body in rig.api.seen("POST", NODES)] == ["short"]
         assert keeper.partition_of("batch") is None
@@ -203,7 +210,7 @@ def test_only_chosen_partitions_become_nodes(keys: Path) -> None:
 
 
 def test_nodes_of_partitions_that_are_gone_are_removed_and_no_others(keys: Path) -> None:
-    async def scenario(rig: Rig, keeper: NodeKeeper) -> None:
+    async def scenario(rig: Rig, keeper: PartitionNodeController) -> None:
         await until(lambda: rig.api.seen("DELETE", f"{NODES}/old"))
         assert rig.api.seen("DELETE", f"{NODES}/batch") == []
         asked = {query.get("labelSelector") for query, _ in rig.api.seen("GET", NODES)}
@@ -219,10 +226,47 @@ def test_nodes_of_partitions_that_are_gone_are_removed_and_no_others(keys: Path)
 
 
 def test_an_unchanged_partition_is_not_written_again(keys: Path) -> None:
-    async def scenario(rig: Rig, keeper: NodeKeeper) -> None:
+    async def scenario(rig: Rig, keeper: PartitionNodeController) -> None:
         await until(lambda: len(rig.api.seen("GET", NODES)) >= 3)
         assert len(rig.patches(f"{NODES}/batch/status")) == 1
         rig.slurm.listed_partitions = [replace(BATCH, nodes_usable=0)]
         await until(lambda: len(rig.patches(f"{NODES}/batch/status")) == 2)
+
+    kept(keys, scenario)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), ValueError("a bug")])
+def test_leases_are_renewed_while_the_home_fails_and_it_is_told(keys: Path, error: Exception) -> None:
+    calls = 0
+
+    def failing() -> list[Image]:
+        nonlocal calls
+        calls += 1
+        if 1 < calls < 5:
+            raise error
+        return []
+
+    async def scenario(rig: Rig, keeper: PartitionNodeController) -> None:
+        await until(lambda: calls >= 2, 5)
+        before = len(rig.patches(f"{LEASES}/batch"))
+        await until(lambda: rig.api.seen("POST", EVENTS), 5)
+        assert len(rig.patches(f"{LEASES}/batch")) >= before
+        event = rig.api.seen("POST", EVENTS)[0][1]
+        assert (event["involvedObject"]["name"], event["reason"]) == ("batch", "PartitionsNotKnown")
+        assert str(error) in event["message"]
+        await until(lambda: calls >= 6, 5)
+        before = len(rig.patches(f"{LEASES}/batch"))
+        await until(lambda: len(rig.patches(f"{LEASES}/batch")) > before + 1, 5)
+
+    kept(keys, scenario, images=failing)
+
+
+def test_a_slurm_that_is_away_costs_no_lease(keys: Path) -> None:
+    async def scenario(rig: Rig, keeper: PartitionNodeController) -> None:
+        await until(lambda: rig.patches(f"{LEASES}/batch"))
+        rig.slurm.hooks["partitions"] = away
+        await asyncio.sleep(0.05)
+        before = len(rig.patches(f"{LEASES}/batch"))
+        await until(lambda: len(rig.patches(f"{LEASES}/batch")) > before + 2)
 
     kept(keys, scenario)

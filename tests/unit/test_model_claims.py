@@ -137,12 +137,6 @@ def test_only_what_no_claim_holds_may_go(phase: str, unused: bool) -> None:
     assert not claims.is_unused(foreign)
 
 
-def test_finalizers() -> None:
-    assert claims.other_finalizers(volume(metadata={"finalizers": [claims.FINALIZER, "a/b"]})) == ["a/b"]
-    assert claims.other_finalizers(volume(metadata={"finalizers": [claims.FINALIZER]})) == []
-    assert claims.other_finalizers(volume(metadata={"finalizers": ["a/b"]})) is None
-
-
 POD = {"metadata": {"namespace": "ns", "name": "p", "uid": "pod1"}}
 BY_NAME = {"name": "d", "persistentVolumeClaim": {"claimName": "data"}}
 BOUND = claim(spec={"volumeName": "pvc-u1"}, status={"phase": "Bound"})

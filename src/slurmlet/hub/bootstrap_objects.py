@@ -12,7 +12,7 @@ from typing import Any
 
 from slurmlet.base.files import write_private
 from slurmlet.hub.hub_settings import Settings
-from slurmlet.hub.nodes.allocation_node_controller import AllocationKeeper
+from slurmlet.hub.nodes.allocation_node_controller import AllocationNodeController
 from slurmlet.kube.client import ApiClient, ApiError
 
 log = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ _TOKEN_S = 365 * 24 * 3600
 _CORE = "/api/v1/namespaces"
 
 
-async def provide(settings: Settings, client: ApiClient, nodes: AllocationKeeper) -> None:
+async def provide(settings: Settings, client: ApiClient, nodes: AllocationNodeController) -> None:
     """Until all is there. The token's file appears last: who waits for it finds a cluster that takes pods."""
     await asyncio.gather(
         nodes.until_ready({path.name for path in settings.files.nodes.iterdir()}),

@@ -37,8 +37,8 @@ from slurmlet.hub.kubelet.pod_usage import Usage
 from slurmlet.hub.network import dns_rbac
 from slurmlet.hub.network.pod_network import Network
 from slurmlet.hub.network.service_watch import Services
-from slurmlet.hub.nodes.allocation_node_controller import AllocationKeeper
-from slurmlet.hub.nodes.partition_node_controller import NodeKeeper
+from slurmlet.hub.nodes.allocation_node_controller import AllocationNodeController
+from slurmlet.hub.nodes.partition_node_controller import PartitionNodeController
 from slurmlet.hub.pods.container_updates import ContainerUpdates
 from slurmlet.hub.pods.image_pulls import Images
 from slurmlet.hub.pods.immediate_launch import Launcher, LaunchKeeper
@@ -55,7 +55,7 @@ from slurmlet.hub.pods.status_writer import StatusWriter
 from slurmlet.hub.pods.volume_refresh import VolumeRefresh
 from slurmlet.hub.runner_credentials import RunnerAuthority
 from slurmlet.hub.runner_links import LinkServer
-from slurmlet.hub.storage.claim_controller import Provisioner
+from slurmlet.hub.storage.claim_controller import ClaimController
 from slurmlet.images.image_store import Store
 from slurmlet.kube.client import AT_ONCE, ApiClient, ApiError
 from slurmlet.kube.credentials import by_certificate
@@ -151,11 +151,11 @@ class _Hub:
         self._authority = RunnerAuthority(settings)
         # Slurm and nodes
         self._watch = JobWatch(settings, slurm)
-        self._nodes = NodeKeeper(
+        self._nodes = PartitionNodeController(
             settings, prompt, slurm, self._events, facts, store.list, lambda: self._watch.quiet
         )
         self._agents = Agents()
-        self._allocations = AllocationKeeper(
+        self._allocations = AllocationNodeController(
             settings, prompt, slurm, self._agents, self._watch, self._events, facts, store.list
         )
         # Network
@@ -255,7 +255,7 @@ class _Hub:
             "services": self._services.run(),
             "pods": reflector.run(),
             "sweep": pods.sweep(),
-            "volumes": Provisioner(settings, client, self._events).run(),
+            "volumes": ClaimController(settings, client, self._events).run(),
             "refresh": VolumeRefresh(client, self._events, pods.states).run(),
             "offers": offer(client, with_gangs=not settings.ephemeral),
             "runners": _serve_runners(settings, links, pods, self._ports, self._earlier.get("runner_port")),

@@ -140,6 +140,12 @@ class Informer:
         """An answer to a write of ours is known before the watch tells of it."""
         self._objects[key_of(obj)] = obj
 
+    def on_change(self, changed: Callable[[Obj], None]) -> None:
+        """`changed` hears of every object that came, changed or went, and of those that are there now."""
+        self._listeners.append(changed)
+        for obj in self.objects():
+            changed(obj)
+
     def feed(self, controller: Controller[Key], key: Callable[[Obj], Key | None]) -> None:
         """`key`: which key a changed object concerns (its own, its owner's), or None."""
 
@@ -148,9 +154,7 @@ class Informer:
             if found is not None:
                 controller.add(found)
 
-        self._listeners.append(changed)
-        for obj in self._objects.values():
-            changed(obj)
+        self.on_change(changed)
 
     async def run(self) -> None:
         await self._reflector.run()

@@ -172,12 +172,6 @@ def loses_directory(volume: Obj) -> bool:
     return bool(volume["spec"].get("persistentVolumeReclaimPolicy") == "Delete")
 
 
-def other_finalizers(volume: Obj) -> list[str] | None:
-    """What stays when ours is taken off; None when it is off already."""
-    every = list(volume["metadata"].get("finalizers") or ())
-    return [one for one in every if one != FINALIZER] if FINALIZER in every else None
-
-
 # Using
 
 

@@ -19,7 +19,7 @@ from slurmlet.base.errors import RefusedPod, SlurmletError
 from slurmlet.hub.allocations.agents import Agent, Agents
 from slurmlet.hub.hub_settings import Settings
 from slurmlet.hub.jobs.job_watch import JobWatch
-from slurmlet.hub.nodes.allocation_node_controller import AllocationKeeper
+from slurmlet.hub.nodes.allocation_node_controller import AllocationNodeController
 from slurmlet.hub.runner_credentials import NODE_NAME_PREFIX, RunnerAuthority
 from slurmlet.hub.runner_links import LinkLost
 from slurmlet.kube.client import ApiClient, ApiError
@@ -62,7 +62,7 @@ class GangKeeper:
         slurm: Slurm,
         watch: JobWatch,
         agents: Agents,
-        nodes: AllocationKeeper,
+        nodes: AllocationNodeController,
         authority: RunnerAuthority,
         events: EventRecorder,
         partition_nodes: Callable[[], list[Obj]],

@@ -24,7 +24,7 @@ from slurmlet.hub.allocations.agents import Agents
 from slurmlet.hub.allocations.growth import Growth
 from slurmlet.hub.hub_settings import Settings
 from slurmlet.hub.jobs.job_watch import JobWatch
-from slurmlet.hub.nodes.allocation_node_controller import AllocationKeeper
+from slurmlet.hub.nodes.allocation_node_controller import AllocationNodeController
 from slurmlet.hub.nodes.node_objects import NODES
 from slurmlet.hub.pods.pod_state import PodState
 from slurmlet.hub.runner_credentials import NODE_NAME_PREFIX, RunnerAuthority
@@ -61,7 +61,7 @@ class PoolController:
         slurm: Slurm,
         watch: JobWatch,
         agents: Agents,
-        nodes: AllocationKeeper,
+        nodes: AllocationNodeController,
         authority: RunnerAuthority,
         events: EventRecorder,
         pods: Callable[[], Iterable[PodState]],

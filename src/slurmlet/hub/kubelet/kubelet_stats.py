@@ -22,7 +22,7 @@ from slurmlet.hub.hub_metrics import Counts
 from slurmlet.hub.jobs.job_watch import JobWatch
 from slurmlet.hub.kubelet.pod_usage import Usage
 from slurmlet.hub.network.pod_network import Network
-from slurmlet.hub.nodes.partition_node_controller import NodeKeeper
+from slurmlet.hub.nodes.partition_node_controller import PartitionNodeController
 from slurmlet.hub.pods.pod_manager import Pods
 from slurmlet.hub.pods.pod_state import PodState
 from slurmlet.model.container_reports import containers_of
@@ -43,7 +43,7 @@ class StatServer:
     def __init__(
         self,
         pods: Pods,
-        nodes: NodeKeeper,
+        nodes: PartitionNodeController,
         usage: Usage,
         watch: JobWatch,
         counts: Counts,

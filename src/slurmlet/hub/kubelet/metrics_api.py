@@ -19,7 +19,7 @@ from slurmlet.base.clock import micro_time
 from slurmlet.base.errors import SlurmletError
 from slurmlet.hub.hub_settings import METRICS_SERVICE, Settings
 from slurmlet.hub.kubelet.pod_usage import Usage
-from slurmlet.hub.nodes.partition_node_controller import NodeKeeper
+from slurmlet.hub.nodes.partition_node_controller import PartitionNodeController
 from slurmlet.hub.pods.pod_manager import Pods
 from slurmlet.kube.client import ApiClient, ApiError
 from slurmlet.model import label_selectors
@@ -61,7 +61,7 @@ def _refusal(status: int, reason: str, message: str) -> web.Response:
 
 
 class MetricsServer:
-    def __init__(self, settings: Settings, pods: Pods, nodes: NodeKeeper, usage: Usage) -> None:
+    def __init__(self, settings: Settings, pods: Pods, nodes: PartitionNodeController, usage: Usage) -> None:
         self._settings = settings
         self._pods = pods
         self._nodes = nodes

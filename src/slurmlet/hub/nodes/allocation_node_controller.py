@@ -19,7 +19,9 @@ from slurmlet.hub.jobs.job_watch import JobWatch
 from slurmlet.hub.nodes.node_objects import NODES, NodeRecords
 from slurmlet.images.image_store import Image
 from slurmlet.kube.client import ApiClient, ApiError
+from slurmlet.kube.controller import Again, Controller, told
 from slurmlet.kube.events import EventRecorder
+from slurmlet.kube.work_queue import Backoff
 from slurmlet.model import allocation_node as model
 from slurmlet.model import partition_node
 from slurmlet.model.ids import JobId
@@ -35,11 +37,12 @@ _UNHEARD_S = 3.0
 # Pods are told of the end before their Node goes, and garbage collection with it.
 _GOODBYE_S = 5.0
 _STATUS_REFRESH_S = 300.0
+_WORKERS = 8
 _UNKNOWN = ((False, "", ""), 0.0)
 Obj = dict[str, Any]
 
 
-class AllocationKeeper:
+class AllocationNodeController:
     def __init__(
         self,
         settings: Settings,
@@ -59,10 +62,13 @@ class AllocationKeeper:
         self._written: dict[str, tuple[tuple[bool, str, str], float]] = {}
         self._grants: dict[JobId, asyncio.Task[dict[str, Grant]]] = {}
         self._removed_s: dict[str, float] = {}
-        self._renewed_s = float("-inf")
-        self._leased: set[str] = set()
-        self._wake, self._described = asyncio.Event(), asyncio.Event()
-        agents.subscribe_nodes(lambda _agent: self._wake.set())
+        self._renewed_s: dict[str, float] = {}
+        self._described = asyncio.Event()
+        backoff = Backoff(first_s=_TURN_S, most_s=max(_TURN_S, settings.lease_renew_s))
+        self._controller = Controller(
+            "allocation node", self.reconcile, workers=_WORKERS, backoff=backoff, on_failure=self._failed
+        )
+        agents.subscribe_nodes(lambda agent: self._controller.add(agent.name))
 
     def objects(self) -> list[Obj]:
         return list(self._objects.values())
@@ -87,20 +93,28 @@ class AllocationKeeper:
             name = node["metadata"]["name"]
             self._objects[name] = node
             self._agents.expect(name, JobId(node["metadata"]["labels"].get(model.JOB_LABEL, "")))
+            self._controller.add(name)
 
     async def run(self) -> None:
-        while True:
-            self._wake.clear()
-            try:
-                await asyncio.gather(*(self._keep(agent) for agent in self._agents))
-                await self._renew_all()
-            except (SlurmletError, ApiError) as error:
-                log.warning("allocation nodes: %s", error.message)
-            try:
-                async with asyncio.timeout(_TURN_S):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
+        await self._controller.run()
+
+    async def reconcile(self, name: str) -> Again:
+        """The lease first: it says that the agent lives, whatever else cannot be written or asked for."""
+        agent = self._agents.get(name)
+        if agent is None:
+            return None
+        known = name in self._objects
+        if known:
+            await self._renew(agent)
+        await self._keep(agent)
+        if not known:
+            await self._renew(agent)
+        return _TURN_S
+
+    def _failed(self, name: str, error: Exception, _failures: int, _delay_s: float) -> None:
+        # While the API server is away, events cannot be written either.
+        if not isinstance(error, ApiError):
+            self._events.node_event(name, "Warning", "NodeNotUpdated", told(error))
 
     async def _keep(self, agent: Agent) -> None:
         if agent.fate is not None:
@@ -137,6 +151,7 @@ class AllocationKeeper:
         self._objects.pop(agent.name, None)
         self._written.pop(agent.name, None)
         self._removed_s.pop(agent.name, None)
+        self._renewed_s.pop(agent.name, None)
         self._grants.pop(agent.job_id, None)
         await asyncio.to_thread(shutil.rmtree, self._settings.files.node(agent.name).root, ignore_errors=True)
         self._agents.forget(agent.name)
@@ -176,15 +191,9 @@ class AllocationKeeper:
             self._grants.pop(agent.job_id, None)
             return None
 
-    async def _renew_all(self) -> None:
+    async def _renew(self, agent: Agent) -> None:
         now_s = asyncio.get_running_loop().time()
-        fresh = [agent for agent in self._agents if agent.alive and agent.name in self._objects]
-        if now_s - self._renewed_s < self._settings.lease_renew_s and not any(
-            agent.name not in self._leased for agent in fresh
-        ):
-            return
-        self._renewed_s = now_s
-        self._leased = {agent.name for agent in fresh}
-        await asyncio.gather(
-            *(self._records.renew(one.name, self._objects[one.name]["metadata"]["uid"]) for one in fresh)
-        )
+        late_s = now_s - self._renewed_s.get(agent.name, float("-inf"))
+        if agent.alive and agent.name in self._objects and late_s >= self._settings.lease_renew_s:
+            await self._records.renew(agent.name, self._objects[agent.name]["metadata"]["uid"])
+            self._renewed_s[agent.name] = now_s

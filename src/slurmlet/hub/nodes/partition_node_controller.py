@@ -2,6 +2,9 @@
 
 A Node that somebody deletes is made again at once: its pods' jobs run on, and upstream's garbage collection would end
 them 40 s later. What people set on it (cordon, labels, taints of their own) is theirs and stays.
+
+Two controllers: one looks at Slurm's partitions, one has a key for each Node. The lease says that this hub lives, not that
+slurmctld or the home answers: pods go on running without them, and so does the lease.
 """
 
 from __future__ import annotations
@@ -17,8 +20,10 @@ from slurmlet.hub.hub_settings import Settings
 from slurmlet.hub.nodes.node_objects import NODES, NodeRecords
 from slurmlet.images.image_store import Image
 from slurmlet.kube.client import ApiClient, ApiError
+from slurmlet.kube.controller import Again, Controller, told
 from slurmlet.kube.events import EventRecorder
 from slurmlet.kube.reflector import Reflector
+from slurmlet.kube.work_queue import Backoff
 from slurmlet.model import partition_node
 from slurmlet.model.slurm_values import Partition
 from slurmlet.slurm.interface import Slurm
@@ -27,11 +32,15 @@ log = logging.getLogger(__name__)
 _OURS = f"{partition_node.KIND_LABEL}=partition"
 # As often as a kubelet writes an unchanged status.
 _STATUS_REFRESH_S = 300.0
+_WORKERS = 8
+# A turn that comes for another reason shortly before a renewal is due renews too.
+_EARLY = 0.9
+_SLURM = "Slurm"  # the one key of the listing
 
 Obj = dict[str, Any]
 
 
-class NodeKeeper:
+class PartitionNodeController:
     def __init__(
         self,
         settings: Settings,
@@ -54,14 +63,21 @@ class NodeKeeper:
         self._partitions: dict[str, Partition] = {}  # by node name
         self._written: dict[str, tuple[Partition, list[Obj], float]] = {}
         self._objects: dict[str, Obj] = {}
+        self._looked_s = float("-inf")
+        self._renewed_s: dict[str, float] = {}
         # The supervisor of an earlier version runs a scheduler without this configuration: there the taints rank
         # Nodes until the next `up`.
         ranked = settings.files.scheduler_config.exists()
         self._records = NodeRecords(
             client, settings.lease_s, partition_node.is_obsolete_taint if ranked else lambda _: False
         )
-        self._vanished = asyncio.Event()
         self._reflector = Reflector(client, NODES, self._changed, labelSelector=_OURS)
+        self._node = Controller(
+            "node", self.reconcile, workers=_WORKERS, backoff=_backoff(settings), on_failure=self._failed
+        )
+        self._listing = Controller(
+            "partitions", self._reconcile_partitions, backoff=_backoff(settings), on_failure=self._look_failed
+        )
 
     def partition_of(self, node: str) -> Partition | None:
         return self._partitions.get(node)
@@ -89,42 +105,50 @@ class NodeKeeper:
             log.info("node %s was deleted, but its partition is there: registering it again", name)
             self._written.pop(name, None)
             self._records.forget(name)
-            self._vanished.set()
+            self._renewed_s.pop(name, None)
+            self._node.add(name)
 
     async def run(self) -> None:
-        """Look at the partitions now and then; renew leases more often."""
-        looked_s = float("-inf")
+        self._listing.add(_SLURM)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._listing.run(), name="partition listing")
+            tasks.create_task(self._node.run(), name="node controller")
+
+    async def reconcile(self, name: str) -> Again:
+        """One Node: its lease, then what it says; a new one the other way round, for its lease names it as owner."""
+        partition = self._partitions.get(name)
+        if partition is None:
+            return None
+        known = name in self._objects
+        if known:
+            await self._renew(name)
+        await self._keep(name, partition)
+        if not known:
+            await self._renew(name)
+        return self._settings.lease_renew_s
+
+    async def _reconcile_partitions(self, _key: str) -> Again:
         clock = asyncio.get_running_loop().time
-        while True:
-            try:
-                if self._vanished.is_set():
-                    self._vanished.clear()
-                    await self._keep_all()
-                # The lease says that this hub lives, not that slurmctld answers: pods go on running without it.
-                await asyncio.gather(*(self._renew(name) for name in self._partitions))
-                if clock() - looked_s >= self._look_interval_s:
-                    first = not self._partitions
-                    await self._look()
-                    looked_s = clock()
-                    if first:
-                        continue
-                wait_s = self._settings.lease_renew_s
-            except (SlurmletError, ApiError) as error:
-                log.warning("nodes: %s", error.message)
-                wait_s = 1.0
-            await self._pause(wait_s)
+        if clock() - self._looked_s >= self._look_interval_s:
+            await self._look()
+            self._looked_s = clock()
+        # How long to wait may change meanwhile: somebody begins to wait for Slurm.
+        return min(self._settings.partition_poll_s, self._settings.lease_renew_s)
+
+    def _failed(self, name: str, error: Exception, _failures: int, _delay_s: float) -> None:
+        # While the API server is away, events cannot be written either.
+        if not isinstance(error, ApiError):
+            self._events.node_event(name, "Warning", "NodeNotUpdated", told(error))
+
+    def _look_failed(self, _key: str, error: Exception, _failures: int, _delay_s: float) -> None:
+        if not isinstance(error, (ApiError, SlurmletError)):
+            for name in self._partitions:
+                self._events.node_event(name, "Warning", "PartitionsNotKnown", told(error))
 
     @property
     def _look_interval_s(self) -> float:
         quiet = self._quiet()
         return self._settings.calm_partition_poll_s if quiet else self._settings.partition_poll_s
-
-    async def _pause(self, wait_s: float) -> None:
-        try:
-            async with asyncio.timeout(wait_s):
-                await self._vanished.wait()
-        except TimeoutError:
-            pass
 
     async def _look(self) -> None:
         listed = await self._slurm.partitions()
@@ -136,11 +160,9 @@ class NodeKeeper:
             (one.reference, one.repo_digest, one.size_bytes) for one in stored
         )
         self._partitions = {str(names[one.name]): one for one in mine}
-        await self._keep_all()
+        for name in self._partitions:
+            self._node.add(name)
         await self._remove_others()
-
-    async def _keep_all(self) -> None:
-        await asyncio.gather(*(self._keep(name, partition) for name, partition in self._partitions.items()))
 
     async def _keep(self, name: str, partition: Partition) -> None:
         written, images, when = self._written.get(name, (None, None, 0.0))
@@ -167,7 +189,18 @@ class NodeKeeper:
             log.info("node %s: its partition is gone", name)
             await self._records.remove(name)
             self._written.pop(name, None)
+            self._objects.pop(name, None)
+            self._renewed_s.pop(name, None)
 
     async def _renew(self, name: str) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._renewed_s.get(name, float("-inf")) < self._settings.lease_renew_s * _EARLY:
+            return
         known = self._objects.get(name)
         await self._records.renew(name, known["metadata"]["uid"] if known else None)
+        self._renewed_s[name] = now_s
+
+
+def _backoff(settings: Settings) -> Backoff:
+    """Never longer than between two renewals: a Node whose lease runs out is taken for dead."""
+    return Backoff(first_s=min(1.0, settings.lease_renew_s), most_s=settings.lease_renew_s)

@@ -14,7 +14,7 @@ from slurmlet.base.files import read_json, write_json
 from slurmlet.hub.allocations.agents import Agent, Agents
 from slurmlet.hub.hub_settings import Settings
 from slurmlet.hub.jobs.job_watch import JobWatch
-from slurmlet.hub.nodes.partition_node_controller import NodeKeeper
+from slurmlet.hub.nodes.partition_node_controller import PartitionNodeController
 from slurmlet.hub.pods.job_submission import Submitted, Submitter
 from slurmlet.hub.pods.pod_state import PodState
 from slurmlet.hub.runner_credentials import RunnerAuthority
@@ -74,7 +74,9 @@ class Lane(Protocol):
 class QueueLane:
     """A pod on a partition node: a Slurm job of its own."""
 
-    def __init__(self, submitter: Submitter, watch: JobWatch, nodes: NodeKeeper, slurm: Slurm) -> None:
+    def __init__(
+        self, submitter: Submitter, watch: JobWatch, nodes: PartitionNodeController, slurm: Slurm
+    ) -> None:
         self._submitter, self._watch, self._nodes, self._slurm = submitter, watch, nodes, slurm
 
     def order(self, state: PodState) -> Order | None:

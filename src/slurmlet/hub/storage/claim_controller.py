@@ -1,8 +1,8 @@
 """The built-in provisioner: claims of our storage classes become directories, grow, and go. Rules in `model/claims`.
 
-Level-triggered like the pod workers: each pass looks at all claims and volumes and does what is due, so a crash between
-a directory and its object is mended by the next hub. A directory is removed only when its volume is ours by annotation,
-by name and by path, and no claim holds it.
+Two controllers, one of claims and one of volumes: each reconcile looks at what is there and does what is due, so a crash
+between a directory and its object is mended by the next hub. A directory is removed only when its volume is ours by
+annotation, by name and by path, and no claim holds it.
 """
 
 from __future__ import annotations
@@ -10,9 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-import time
-from collections.abc import Awaitable, Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,60 +17,65 @@ from slurmlet.base.errors import SlurmletError
 from slurmlet.base.files import private_dir
 from slurmlet.base.processes import run as run_process
 from slurmlet.hub.hub_settings import Settings
+from slurmlet.kube import finalizers
 from slurmlet.kube.client import ApiClient, ApiError
+from slurmlet.kube.controller import Again, Controller, Informer, key_of, told
 from slurmlet.kube.events import EventRecorder
-from slurmlet.kube.reflector import Reflector
+from slurmlet.kube.work_queue import Backoff
 from slurmlet.model import claims
 
 log = logging.getLogger(__name__)
 Obj = dict[str, Any]
-Work = Callable[[], Awaitable[None]]
 
+_CLAIMS, _VOLUMES = "/api/v1/persistentvolumeclaims", "/api/v1/persistentvolumes"
 _CLASSES = "/apis/storage.k8s.io/v1/storageclasses"
 _CLAIM, _VOLUME = "PersistentVolumeClaim", "PersistentVolume"
-_RETRY_S = 15.0
+_BACKOFF = Backoff(first_s=2.0, most_s=60.0)
 _API_RETRY_S = 1.0
-_REMOVE_TIMEOUT_S = 3600.0
-# Several changes in a row make one pass.
-_SETTLE_S = 0.02
-_CONFLICTS = 10
+# A directory may hold millions of files. Two at once: each holds a thread that the rest of the hub needs too.
+_REMOVE_TIMEOUT_S, _REMOVALS = 3600.0, 2
 
 
-class Provisioner:
+class ClaimController:
     def __init__(self, settings: Settings, client: ApiClient, events: EventRecorder) -> None:
-        self._files = settings.files
-        self._client = client
-        self._events = events
-        self._claims: dict[str, Obj] = {}
-        self._volumes: dict[str, Obj] = {}
-        self._classes: dict[str, Obj] = {}
-        self._wake = asyncio.Event()
-        self._busy: set[str] = set()
-        # Each holds a thread that the rest of the hub needs too.
-        self._removals = asyncio.Semaphore(2)
-        # What failed, by UID, and when it may be tried again.
-        self._later: dict[str, float] = {}
+        self._files, self._client, self._events = settings.files, client, events
+        self._claims, self._volumes = Informer(client, _CLAIMS), Informer(client, _VOLUMES)
+        self._classes = Informer(client, _CLASSES)
+        self._claim = Controller(
+            "claim", self.reconcile_claim, workers=4, backoff=_BACKOFF, on_failure=self._claim_failed
+        )
+        self._volume = Controller(
+            "volume",
+            self.reconcile_volume,
+            workers=_REMOVALS,
+            timeout_s=_REMOVE_TIMEOUT_S + 60,
+            backoff=_BACKOFF,
+            on_failure=self._volume_failed,
+        )
+        self._claims.feed(self._claim, key_of)
+        self._volumes.feed(self._volume, key_of)
+        # A claim waits for its volume to be there, to grow or to go.
+        self._volumes.feed(self._claim, _claim_of)
 
     async def run(self) -> None:
         await self._make_classes()
-        kinds = (
-            ("/api/v1/persistentvolumeclaims", self._claims),
-            ("/api/v1/persistentvolumes", self._volumes),
-            (_CLASSES, self._classes),
-        )
         async with asyncio.TaskGroup() as tasks:
-            for path, known in kinds:
-                reflector = Reflector(self._client, path, partial(self._changed, known))
-                tasks.create_task(reflector.run(), name=path.rpartition("/")[2])
-            tasks.create_task(self._work(tasks), name="provision")
+            for informer, name in (
+                (self._classes, "classes"),
+                (self._volumes, "volumes"),
+                (self._claims, "claims"),
+            ):
+                tasks.create_task(informer.run(), name=name)
+            # A claim whose class or volume is not known yet would be taken for one that asks for nothing, or anew.
+            await self._classes.synced.wait()
+            await self._volumes.synced.wait()
+            self._classes.on_change(self._look_at_all)
+            tasks.create_task(self._claim.run(), name="claim controller")
+            tasks.create_task(self._volume.run(), name="volume controller")
 
-    def _changed(self, known: dict[str, Obj], obj: Obj, gone: bool) -> None:
-        if gone:
-            known.pop(_key(obj), None)
-            self._later.pop(obj["metadata"]["uid"], None)
-        else:
-            known[_key(obj)] = obj
-        self._wake.set()
+    def _look_at_all(self, _class: Obj) -> None:
+        for claim in self._claims.objects():
+            self._claim.add(key_of(claim))
 
     async def _make_classes(self) -> None:
         for wanted in claims.storage_classes():
@@ -90,68 +92,45 @@ class Provisioner:
                 return not error.transient
         return True
 
-    async def _work(self, tasks: asyncio.TaskGroup) -> None:
-        while True:
-            await self._sleep()
-            self._wake.clear()
-            for claim in list(self._claims.values()):
-                self._look_at_claim(claim, tasks)
-            for volume in list(self._volumes.values()):
-                if claims.is_ours(volume):
-                    self._look_at_volume(volume, tasks)
-
-    async def _sleep(self) -> None:
-        next_s = min(self._later.values(), default=None)
-        try:
-            delay_s = None if next_s is None else max(0.0, next_s - time.monotonic())
-            async with asyncio.timeout(delay_s):
-                await self._wake.wait()
-        except TimeoutError:
-            pass
-        await asyncio.sleep(_SETTLE_S)
-
-    def _look_at_claim(self, claim: Obj, tasks: asyncio.TaskGroup) -> None:
+    async def reconcile_claim(self, key: str) -> Again:
+        claim = self._claims.get(key)
+        if claim is None:
+            return None
         spec = claim["spec"]
         storage_class = self._classes.get(spec.get("storageClassName") or "")
         if claims.asks_for_volume(claim, storage_class):
             assert storage_class is not None
-            if claims.volume_name(claim) not in self._volumes:
-                self._do(claim, partial(self._provision, claim, storage_class), tasks)
-            return
+            if self._volumes.get(claims.volume_name(claim)) is None:
+                await self._provision(claim, storage_class)
+            return None
         volume = self._volumes.get(spec.get("volumeName") or "")
         size = claims.growth(claim, volume) if volume is not None else None
         if volume is not None and size is not None:
-            self._do(claim, partial(self._grow, claim, volume, size), tasks)
+            await self._grow(claim, volume, size)
+        return None
 
-    def _look_at_volume(self, volume: Obj, tasks: asyncio.TaskGroup) -> None:
-        if not claims.is_unused(volume):
-            return
-        leaving = bool(volume["metadata"].get("deletionTimestamp"))
-        if leaving and claims.other_finalizers(volume) is None:
-            return  # our part is done; others have a finalizer on it
+    async def reconcile_volume(self, key: str) -> Again:
+        volume = self._volumes.get(key)
+        if volume is None or not claims.is_ours(volume) or not claims.is_unused(volume):
+            return None
+        leaving = finalizers.is_deleting(volume)
+        if leaving and not finalizers.has(volume, claims.FINALIZER):
+            return None  # our part is done; others have a finalizer on it
         if leaving or claims.loses_directory(volume):
-            self._do(volume, partial(self._let_go, volume), tasks)
+            await self._let_go(volume)
+        return None
 
-    def _do(self, obj: Obj, work: Work, tasks: asyncio.TaskGroup) -> None:
-        """One thing at a time for each object, and not before its retry is due."""
-        uid = obj["metadata"]["uid"]
-        if uid in self._busy or self._later.get(uid, 0.0) > time.monotonic():
-            return
-        self._later.pop(uid, None)
-        self._busy.add(uid)
-        tasks.create_task(self._guarded(obj, work), name=f"volume of {_key(obj)}")
+    def _claim_failed(self, key: str, error: Exception, _failures: int, _delay_s: float) -> None:
+        claim = self._claims.get(key)
+        if claim is not None:
+            name = claim["spec"].get("storageClassName")
+            text = f'failed to provision volume with StorageClass "{name}": {told(error)}'
+            self._events.core_event(_CLAIM, claim, "Warning", "ProvisioningFailed", text)
 
-    async def _guarded(self, obj: Obj, work: Work) -> None:
-        uid = obj["metadata"]["uid"]
-        try:
-            await work()
-        except (SlurmletError, OSError) as error:
-            told = error.message if isinstance(error, SlurmletError) else str(error)
-            log.warning("%s: %s", _key(obj), told)
-            self._later[uid] = time.monotonic() + _RETRY_S
-        finally:
-            self._busy.discard(uid)
-            self._wake.set()
+    def _volume_failed(self, key: str, error: Exception, _failures: int, _delay_s: float) -> None:
+        volume = self._volumes.get(key)
+        if volume is not None:
+            self._events.core_event(_VOLUME, volume, "Warning", "VolumeFailedDelete", told(error))
 
     # The work
 
@@ -161,22 +140,14 @@ class Provisioner:
         text = f'External provisioner is provisioning volume for claim "{name}"'
         self._events.core_event(_CLAIM, claim, "Normal", "Provisioning", text)
         directory = self._directory(claims.volume_name(claim))
+        volume = claims.persistent_volume(claim, storage_class, str(directory))
+        await asyncio.to_thread(_make_private, directory)
         try:
-            volume = claims.persistent_volume(claim, storage_class, str(directory))
-            await asyncio.to_thread(_make_private, directory)
-            made = await self._client.create("/api/v1/persistentvolumes", volume)
-            # The next pass must not wait for the watch to know of it.
-            self._volumes.setdefault(_key(made), made)
+            # The next look must not wait for the watch to know of it.
+            self._volumes.keep(await self._client.create(_VOLUMES, volume))
         except ApiError as error:
             if error.status != 409:
                 raise
-        except (SlurmletError, OSError) as error:
-            told = error.message if isinstance(error, SlurmletError) else str(error)
-            text = (
-                f'failed to provision volume with StorageClass "{storage_class["metadata"]["name"]}": {told}'
-            )
-            self._events.core_event(_CLAIM, claim, "Warning", "ProvisioningFailed", text)
-            raise
         log.info("claim %s: volume %s", name, directory.name)
         text = f"Successfully provisioned volume {directory.name}"
         self._events.core_event(_CLAIM, claim, "Normal", "ProvisioningSucceeded", text)
@@ -186,49 +157,27 @@ class Provisioner:
         metadata = claim["metadata"]
         text = f"External resizer is resizing volume {volume['metadata']['name']}"
         self._events.core_event(_CLAIM, claim, "Normal", "Resizing", text)
-        path = f"/api/v1/persistentvolumes/{volume['metadata']['name']}"
-        self._volumes[_key(volume)] = await self._client.patch(
-            path, {"spec": {"capacity": {"storage": size}}}
-        )
+        path = f"{_VOLUMES}/{volume['metadata']['name']}"
+        self._volumes.keep(await self._client.patch(path, {"spec": {"capacity": {"storage": size}}}))
         path = f"/api/v1/namespaces/{metadata['namespace']}/persistentvolumeclaims/{metadata['name']}/status"
         change = {"metadata": {"uid": metadata["uid"]}, "status": claims.grown_status(claim, size)}
-        self._claims[_key(claim)] = await self._client.patch(path, change)
+        self._claims.keep(await self._client.patch(path, change))
         self._events.core_event(_CLAIM, claim, "Normal", "VolumeResizeSuccessful", "Resize volume succeeded")
 
     async def _let_go(self, volume: Obj) -> None:
         """Directory first, object last: what is left after a crash still names the directory."""
         name = volume["metadata"]["name"]
-        path = f"/api/v1/persistentvolumes/{name}"
+        path = f"{_VOLUMES}/{name}"
         if claims.loses_directory(volume):
+            await self._remove(volume)
+        if not finalizers.is_deleting(volume):
             try:
-                await self._remove(volume)
-            except (SlurmletError, OSError) as error:
-                self._events.core_event(_VOLUME, volume, "Warning", "VolumeFailedDelete", str(error))
-                raise
-        try:
-            if not volume["metadata"].get("deletionTimestamp"):
                 await self._client.delete(path, {"preconditions": {"uid": volume["metadata"]["uid"]}})
-            await self._take_finalizer_off(path)
-        except ApiError as error:
-            if error.status != 404:
-                raise
-        log.info("volume %s: gone", name)
-
-    async def _take_finalizer_off(self, path: str) -> None:
-        """Others take theirs off at the same moment: only a list that nobody changed meanwhile may be replaced."""
-        for _ in range(_CONFLICTS):
-            now = await self._client.get(path)
-            rest = claims.other_finalizers(now)
-            if rest is None:
-                return
-            change = {"finalizers": rest or None, "resourceVersion": now["metadata"]["resourceVersion"]}
-            try:
-                await self._client.patch(path, {"metadata": change})
-                return
             except ApiError as error:
-                if error.status != 409:
+                if error.status != 404:
                     raise
-        raise SlurmletError(f"{path}: changed under our hands")
+        await finalizers.remove(self._client, path, claims.FINALIZER)
+        log.info("volume %s: gone", name)
 
     async def _remove(self, volume: Obj) -> None:
         directory = self._directory(volume["metadata"]["name"])
@@ -238,8 +187,7 @@ class Provisioner:
             return
         # In a process of its own: it may have to become the owner of what containers left (runner/volumes/volume_removal).
         argv = [sys.executable, "-P", "-m", "slurmlet.runner.volumes.volume_removal", str(directory)]
-        async with self._removals:
-            await asyncio.to_thread(run_process, argv, timeout_s=_REMOVE_TIMEOUT_S)
+        await asyncio.to_thread(run_process, argv, timeout_s=_REMOVE_TIMEOUT_S)
 
     def _directory(self, name: str) -> Path:
         return self._files.volumes / name
@@ -250,8 +198,7 @@ def _make_private(directory: Path) -> None:
     private_dir(directory)
 
 
-def _key(obj: Obj) -> str:
-    metadata = obj["metadata"]
-    return (
-        f"{metadata['namespace']}/{metadata['name']}" if metadata.get("namespace") else str(metadata["name"])
-    )
+def _claim_of(volume: Obj) -> str | None:
+    """The key of the claim that a volume is for."""
+    claim = volume["spec"].get("claimRef") or {}
+    return f"{claim['namespace']}/{claim['name']}" if claim.get("name") else None
