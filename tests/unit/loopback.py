@@ -102,6 +102,22 @@ def watching(*events: Obj | bytes, then: str = "end") -> Handler:
     return handler
 
 
+class Pushed:
+    """A watch that tells what a test pushes, when it does."""
+
+    def __init__(self) -> None:
+        self._events: asyncio.Queue[Obj] = asyncio.Queue()
+
+    def push(self, type_: str, obj: Obj) -> None:
+        self._events.put_nowait({"type": type_, "object": obj})
+
+    async def __call__(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(json.dumps(await self._events.get()).encode() + b"\n")
+
+
 class Stored:
     """A collection that is really kept: create, get, merge patch with conflicts. What is scripted for a path goes first."""
 

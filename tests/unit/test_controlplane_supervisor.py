@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -204,3 +205,40 @@ def test_logs_are_rotated_and_capped(tmp_path: Path, monkeypatch: pytest.MonkeyP
         cap(log)
         writer.write(b"next")
     assert log.read_bytes() == b"next"
+
+
+@pytest.mark.parametrize(("size", "left"), [(15, 15), (25, 0)])
+def test_a_full_disk_when_a_log_is_capped_is_told_and_no_end(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    size: int,
+    left: int,
+) -> None:
+    """What cannot be copied waits; twice too big it goes, for it may be what fills the disk."""
+    log = tmp_path / "etcd.log"
+    log.write_bytes(b"x" * size)
+
+    def full(_source: Path, target: Path) -> None:
+        target.write_bytes(b"a part")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("slurmlet.controlplane.supervisor._LOG_CAP_BYTES", 10)
+    monkeypatch.setattr("shutil.copyfile", full)
+    cap(log)
+    assert log.stat().st_size == left
+    assert not (tmp_path / "etcd.log.1").exists()
+    assert "No space left on device" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
+def test_a_log_that_cannot_be_looked_at_is_told_and_no_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: int
+) -> None:
+    def failing(*_: object, **__: object) -> None:
+        raise OSError(code, "the home fails")
+
+    monkeypatch.setattr(Path, "stat", failing)
+    cap(tmp_path / "etcd.log")
+    monkeypatch.undo()
+    assert "the home fails" in capsys.readouterr().out

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from slurmlet.hub.hub import wait_for_api
+from slurmlet.base.files import read_json, write_json
+from slurmlet.hub import hub as hub_module
+from slurmlet.hub.hub import wait_for_api, write_record
 from slurmlet.kube.client import ApiError
+from slurmlet.kube.work_queue import Backoff
 from tests.unit.loopback import api_server, make_keys
 
 NODES = "/api/v1/nodes"
@@ -33,3 +38,26 @@ def test_an_api_server_that_does_not_know_the_hub_is_told_and_not_waited_for(tmp
             assert "slurmlet up" in found.value.hint
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.ESTALE])
+def test_a_home_that_fails_when_the_hub_writes_its_record_is_waited_for_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    said: list[str] = []
+    fails = 2
+
+    def failing(path: Path, value: Any) -> None:
+        nonlocal fails
+        if fails:
+            fails -= 1
+            raise OSError(code, "the home fails")
+        write_json(path, value)
+
+    monkeypatch.setattr(hub_module, "write_json", failing)
+    monkeypatch.setattr(hub_module, "_HOME_BACKOFF", Backoff(0.01, 0.02))
+    asyncio.run(asyncio.wait_for(write_record(tmp_path / "hub.json", {"pid": 1}, said.append), 5))
+    assert read_json(tmp_path / "hub.json") == {"pid": 1}
+    assert len(said) == 2
+    assert "the home fails" in said[0]
+    assert "free space" in said[0]

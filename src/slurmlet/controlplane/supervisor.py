@@ -79,7 +79,10 @@ class Supervisor:
     def run(self) -> None:
         adopt_orphans()
         for child in self._children.values():
-            rotate(child.log)
+            try:
+                rotate(child.log)
+            except OSError as error:
+                _log(f"cannot rotate {child.log}: {error}")
         write_supervisor(run_files(self._files), self._identity, self._since)
         _log(f"supervisor {self._identity.pid} of cluster {self._config.name} ({self._config.id})")
         try:
@@ -193,10 +196,15 @@ class Supervisor:
         else:
             return  # the hub and the gateway choose their own ports at each start
         _log(f"{name}: its port was taken; choosing another")
+        try:
+            changed.save(self._files)
+            kubeconfigs.write_all(self._files, changed)
+            network_config.write_all(self._files, changed)
+        except OSError as error:
+            # It will find its port taken again after the back-off; the home may be well by then.
+            _log(f"cannot write the new port down: {error}")
+            return
         self._config = changed
-        changed.save(self._files)
-        kubeconfigs.write_all(self._files, changed)
-        network_config.write_all(self._files, changed)
         for component in self._plan(changed):
             self._children[component.name].component = component
         for other in affected:
@@ -243,10 +251,25 @@ def rotate(log: Path) -> None:
 
 
 def cap(log: Path) -> None:
-    """Copy and truncate a log that grew too big; its writer appends, so it goes on at the new end."""
-    if log.exists() and log.stat().st_size > _LOG_CAP_BYTES:
-        shutil.copyfile(log, log.with_name(log.name + ".1"))
+    """Copy and truncate a log that grew too big; its writer appends, so it goes on at the new end.
+
+    A home that is full or away must not take the cluster down: the next round tries again. What cannot be copied because
+    the disk is full is let go when it is twice too big, for it may be what fills the disk.
+    """
+    copy = log.with_name(log.name + ".1")
+    try:
+        if not log.exists() or (size := log.stat().st_size) <= _LOG_CAP_BYTES:
+            return
+        try:
+            shutil.copyfile(log, copy)
+        except OSError as error:
+            _log(f"cannot copy {log}: {error}")
+            copy.unlink(missing_ok=True)
+            if size <= 2 * _LOG_CAP_BYTES:
+                return
         os.truncate(log, 0)
+    except OSError as error:
+        _log(f"cannot cap {log}: {error}")
 
 
 def _log(text: str) -> None:

@@ -22,7 +22,7 @@ from slurmlet.base.layout import store_dir
 from slurmlet.hub import bootstrap_objects
 from slurmlet.hub import hub_settings as settings_module
 from slurmlet.hub.allocations.agents import Agents
-from slurmlet.hub.allocations.gang_controller import GangKeeper
+from slurmlet.hub.allocations.gang_controller import GangController
 from slurmlet.hub.allocations.offered_objects import offer
 from slurmlet.hub.allocations.pool_controller import PoolController
 from slurmlet.hub.hub_metrics import CountedSlurm, Counts
@@ -61,6 +61,7 @@ from slurmlet.kube.client import AT_ONCE, ApiClient, ApiError
 from slurmlet.kube.credentials import by_certificate
 from slurmlet.kube.events import EventRecorder
 from slurmlet.kube.reflector import Reflector
+from slurmlet.kube.work_queue import Backoff
 from slurmlet.model.partition_node import HubFacts
 from slurmlet.slurm.commands import CommandSlurm
 from slurmlet.slurm.interface import Slurm
@@ -72,6 +73,7 @@ _VERSION_S = 3.0
 _REGISTER_AGAIN_S = 0.5
 _TLS_BUFFER_BYTES = 32 << 10
 _FILES = 65536
+_HOME_BACKOFF = Backoff(first_s=1.0, most_s=30.0)
 # Of pods that still run when the cluster they are in ends.
 _END_GRACE_S, _END_SLACK_S = 1.0, 1.5
 ANY = "0.0.0.0"  # compute nodes dial the hub; every port of it wants a certificate
@@ -258,7 +260,9 @@ class _Hub:
             "volumes": ClaimController(settings, client, self._events).run(),
             "refresh": VolumeRefresh(client, self._events, pods.states).run(),
             "offers": offer(client, with_gangs=not settings.ephemeral),
-            "runners": _serve_runners(settings, links, pods, self._ports, self._earlier.get("runner_port")),
+            "runners": _serve_runners(
+                settings, links, pods, self._ports, self._earlier.get("runner_port"), self._home_fails
+            ),
         }
         if settings.ephemeral:
             tasks["first things"] = bootstrap_objects.provide(settings, client, self._allocations)
@@ -275,9 +279,13 @@ class _Hub:
         settings, slurm, pods = self._settings, self._slurm, self._pods
         shared = (self._prompt, slurm, self._watch, self._agents, self._allocations, self._authority)
         pool = PoolController(settings, *shared, self._events, self._pods.states)
-        gangs = GangKeeper(settings, *shared, self._events, self._nodes.objects)
+        gangs = GangController(settings, *shared, self._events, self._nodes.objects)
         launches = LaunchKeeper(settings, slurm, self._watch, self._launcher, pods.has_link, pods.disown)
         return {"pool": pool.run(), "gangs": gangs.run(), "launches": launches.run()}
+
+    def _home_fails(self, message: str) -> None:
+        for node in self._nodes.objects():
+            self._events.node_event(node["metadata"]["name"], "Warning", "HomeFails", message)
 
     def _pods_synced(self) -> None:
         if self._network is not None:
@@ -295,28 +303,48 @@ def _network(
 
 
 async def _serve_runners(
-    settings: Settings, links: LinkServer, pods: Pods, ports: Mapping[str, int], last_port: int | None
+    settings: Settings,
+    links: LinkServer,
+    pods: Pods,
+    ports: Mapping[str, int],
+    last_port: int | None,
+    tell: Callable[[str], None],
 ) -> None:
     # A runner that dials in before the pods are known would be sent away as a stranger.
     await pods.synced.wait()
     server = await links.start(free_port(ANY, last_port))
-    write_json(
-        settings.files.hub,
-        {
-            "host": settings.host,
-            "addresses": list(dict.fromkeys([settings.api_address, *dialled_addresses()])),
-            "runner_port": server.sockets[0].getsockname()[1],
-            **ports,
-            "server_name": SERVER_NAME,
-            "pod_network": settings.network is not None,
-            "pid": os.getpid(),
-        },
-    )
+    record = {
+        "host": settings.host,
+        "addresses": list(dict.fromkeys([settings.api_address, *dialled_addresses()])),
+        "runner_port": server.sockets[0].getsockname()[1],
+        **ports,
+        "server_name": SERVER_NAME,
+        "pod_network": settings.network is not None,
+        "pid": os.getpid(),
+    }
     try:
+        await write_record(settings.files.hub, record, tell)
         await asyncio.get_running_loop().create_future()
     finally:
         # Not `async with` or serve_forever: from Python 3.12 on both wait until every runner has hung up.
         server.close()
+
+
+async def write_record(path: Path, record: Mapping[str, Any], tell: Callable[[str], None]) -> None:
+    """hub.json, by which runners find the hub. A home that is full or away is waited for: what serves here serves on."""
+    failures = 0
+    while True:
+        try:
+            await asyncio.to_thread(write_json, path, dict(record))
+            return
+        except OSError as error:
+            failures += 1
+            delay_s = _HOME_BACKOFF.delay_s(failures)
+            log.warning("%s cannot be written: %s; again in %.1f s", path, error, delay_s)
+            tell(
+                f"{path} cannot be written: {error}. New pods cannot reach the hub; free space in the home directory"
+            )
+            await asyncio.sleep(delay_s)
 
 
 async def _register_metrics(client: ApiClient, settings: Settings, port: int) -> None:

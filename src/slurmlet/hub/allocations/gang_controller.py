@@ -1,8 +1,8 @@
 """Gangs: waits until all pods of one are there, asks Slurm for one allocation for them, lets them go when all of it serves.
 
-Until then the API server holds the pods back (`model/gangs`). Everything is read again each turn: the pods, and the jobs
-by their comment; a hub that is started anew goes on where the last one was. It never gives a pod of a gang to
-the scheduler before every host of the allocation is a Ready node.
+Until then the API server holds the pods back (`model/gangs`). A gang is a key; everything is read again at each look at it:
+the pods, and the jobs by their comment. A hub that is started anew goes on where the last one was. It never gives a pod of
+a gang to the scheduler before every host of the allocation is a Ready node.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from slurmlet.hub.nodes.allocation_node_controller import AllocationNodeControll
 from slurmlet.hub.runner_credentials import NODE_NAME_PREFIX, RunnerAuthority
 from slurmlet.hub.runner_links import LinkLost
 from slurmlet.kube.client import ApiClient, ApiError
+from slurmlet.kube.controller import Again, Controller, Informer, key_of, told
 from slurmlet.kube.events import EventRecorder
-from slurmlet.kube.reflector import Reflector
+from slurmlet.kube.work_queue import Backoff
 from slurmlet.model import gangs, pool
 from slurmlet.model.ids import JobId
 from slurmlet.model.job_states import Stage, stage_of
@@ -40,8 +41,12 @@ _COMING_S = 5.0
 # How long an allocation waits for pods that were there when it was asked for, and for those that replace ended ones.
 _INCOMPLETE_S = 60.0
 _EMPTY_S = 2.0
-_REFUSED_S = 30.0
 _ENDING_S = 10.0
+# What Slurm refused as it was asked for is asked for again, should the site change its mind.
+_REFUSED = Backoff(first_s=30.0, most_s=600.0)
+_TROUBLE = Backoff(first_s=_TURN_S, most_s=60.0)
+_WORKERS = 4
+_DIRECTORIES = "nodes"  # the one key of tidying
 Obj = dict[str, Any]
 
 
@@ -52,9 +57,12 @@ class _Seen:
     what: str = ""
     since_s: float = 0.0
     told: str = ""
+    refusals: int = 0
+    refused: frozenset[str] = frozenset()  # UIDs of the pods that it was asked for
+    again_s: float = 0.0  # when to ask again
 
 
-class GangKeeper:
+class GangController:
     def __init__(
         self,
         settings: Settings,
@@ -71,66 +79,71 @@ class GangKeeper:
         self._watch = watch
         self._agents, self._nodes, self._authority = agents, nodes, authority
         self._partition_nodes = partition_nodes
-        self._mark = 0  # of the last change that we asked Slurm for
-        self._pods: dict[str, Obj] = {}
+        self._marks: dict[str, int] = {}  # by gang: of the last change that we asked Slurm for
+        self._asking: dict[
+            str, int | None
+        ] = {}  # allocations that no list can show yet, and from which look on it would
         self._seen: dict[str, _Seen] = {}
         self._ending: dict[str, float] = {}  # jobs whose agents were told to end, until when they may take
-        self._wake, self._synced = asyncio.Event(), asyncio.Event()
+        self._pods = Informer(client, "/api/v1/pods", labelSelector=gangs.GANG)
+        self._gangs = Controller(
+            "gang", self.reconcile, workers=_WORKERS, backoff=_TROUBLE, on_failure=self._failed
+        )
+        self._tidying = Controller("gang directories", self._tidy, backoff=_TROUBLE)
+        self._members: dict[str, set[str]] = {}  # pods by gang
+        self._pods.on_change(self._pod_changed)
+        watch.subscribe(self._looked)
 
     async def run(self) -> None:
-        reflector = Reflector(
-            self._client, "/api/v1/pods", self._changed, on_synced=self._synced.set, labelSelector=gangs.GANG
-        )
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(reflector.run(), name="pods of gangs")
-            await self._synced.wait()
-            while True:
-                self._wake.clear()
-                # Without gangs Slurm is never asked.
-                if not await self._safe_turn():
-                    await self._wake.wait()
-                try:
-                    async with asyncio.timeout(_TURN_S):
-                        await self._wake.wait()
-                except TimeoutError:
-                    pass
+            tasks.create_task(self._pods.run(), name="pods of gangs")
+            # An allocation whose pods are not known yet would be given back.
+            await self._pods.synced.wait()
+            tasks.create_task(self._gangs.run(), name="gang controller")
+            tasks.create_task(self._tidying.run(), name="gang directories")
 
-    def _changed(self, pod: Obj, gone: bool) -> None:
-        if gone:
-            self._pods.pop(pod["metadata"]["uid"], None)
-        else:
-            self._pods[pod["metadata"]["uid"]] = pod
-        self._wake.set()
-
-    async def _safe_turn(self) -> bool:
-        try:
-            return await self._turn()
-        except SlurmletError as error:
-            log.warning("gangs: %s", error)
-            return True
-
-    async def _turn(self) -> bool:
-        """Whether there is more to do without news of pods."""
-        # A job that was just asked for is not in an older list: whoever looks there asks for another.
-        if not self._watch.looked_since(self._mark):
-            return True
-        jobs = self._watch.gang_jobs()
-        pods: dict[str, list[Obj]] = {}
-        for pod in self._pods.values():
-            if not gangs.is_over(pod):
-                pods.setdefault(gangs.key_of(pod), []).append(pod)
-        await self._tidy({job.node for job in jobs.values()})
-        for key in pods.keys() | jobs.keys():
-            try:
-                await self._keep(key, jobs.get(key), pods.get(key, []))
-            except (SlurmletError, ApiError, LinkLost) as error:
-                # One gang's trouble is not the others'.
-                log.warning("gang %s: %s", key, error)
-        self._seen = {key: seen for key, seen in self._seen.items() if key in pods or key in jobs}
-        self._ending = {
-            job.job_id: self._ending[job.job_id] for job in jobs.values() if job.job_id in self._ending
+    def _looked(self) -> None:
+        for key in self._watch.gang_jobs():
+            self._gangs.add(key)
+        self._asking = {
+            name: mark
+            for name, mark in self._asking.items()
+            if mark is None or not self._watch.looked_since(mark)
         }
-        return bool(jobs) or any(gangs.is_held(pod) for found in pods.values() for pod in found)
+        self._tidying.add(_DIRECTORIES)
+
+    async def reconcile(self, key: str) -> Again:
+        # A job that was just asked for is not in an older list: whoever looks there asks for another.
+        if not self._watch.looked_since(self._marks.get(key, 0)):
+            return _TURN_S
+        job, pods = self._watch.gang_jobs().get(key), self._pods_of(key)
+        if job is None and not any(gangs.is_held(pod) for pod in pods):
+            for known in (self._seen, self._marks):
+                known.pop(key, None)
+            return None
+        await self._keep(key, job, pods)
+        return _TURN_S
+
+    def _pod_changed(self, pod: Obj) -> None:
+        key = gangs.key_of(pod)
+        self._members.setdefault(key, set()).add(key_of(pod))
+        self._gangs.add(key)
+
+    def _pods_of(self, key: str) -> list[Obj]:
+        found = {name: self._pods.get(name) for name in self._members.get(key, ())}
+        pods = {name: pod for name, pod in found.items() if pod is not None and gangs.key_of(pod) == key}
+        if pods:
+            self._members[key] = set(pods)
+        else:
+            self._members.pop(key, None)
+        return [pod for pod in pods.values() if not gangs.is_over(pod)]
+
+    def _failed(self, key: str, error: Exception, _failures: int, _delay_s: float) -> None:
+        # While the API server is away, events cannot be written either; a link that broke is looked at again.
+        if isinstance(error, (ApiError, LinkLost)):
+            return
+        for pod in self._pods_of(key):
+            self._events.pod_event(pod, "Warning", "GangNotKept", f"gang {gangs.name_of(pod)}: {told(error)}")
 
     async def _keep(self, key: str, job: PoolJob | None, pods: Sequence[Obj]) -> None:
         held = [pod for pod in pods if gangs.is_held_by_us_alone(pod)]
@@ -139,7 +152,7 @@ class GangKeeper:
         elif pods:
             await self._attend(key, job, pods, held)
         elif stage_of(job.state) is Stage.QUEUED or self._for_s(key, "empty") > _EMPTY_S:
-            await self._give_back(job)
+            await self._give_back(key, job)
 
     def _for_s(self, key: str, what: str) -> float:
         """How long the gang has been in this state."""
@@ -169,8 +182,13 @@ class GangKeeper:
             if self._for_s(key, f"{len(held)} of {size}") > _COMING_S:
                 text = f"gang {name}: {len(held)} of {size} pods are there; none starts before all are"
                 self._tell(key, held, "Normal", "GangIncomplete", text)
-        elif self._seen.get(key, _Seen()).what != "refused" or self._for_s(key, "refused") > _REFUSED_S:
+        elif self._may_ask(key, held[:size]):
             await self._ask(key, held[:size])
+
+    def _may_ask(self, key: str, pods: Sequence[Obj]) -> bool:
+        """Other pods under the gang's name may ask for something else: they are not held back by what was refused."""
+        seen = self._seen.get(key, _Seen())
+        return seen.refused != _uids(pods) or asyncio.get_running_loop().time() >= seen.again_s
 
     async def _size(self, pod: Obj) -> int:
         job = gangs.job_of(pod)
@@ -187,14 +205,18 @@ class GangKeeper:
         except SlurmletError as error:
             if error.transient:
                 raise
-            self._for_s(key, "again")
-            self._for_s(key, "refused")
+            self._note_refusal(key, pods)
             reason = "GangRefused" if not isinstance(error, RefusedPod) else error.reason
             self._tell(key, pods, "Warning", reason, f"gang {name}: {error}")
             return
         text = f"gang {name}: asked for one allocation for {len(pods)} pods, Slurm job {job_id}"
         self._tell(key, pods, "Normal", "GangSubmitted", text)
-        self._wake.set()
+
+    def _note_refusal(self, key: str, pods: Sequence[Obj]) -> None:
+        seen = self._seen.setdefault(key, _Seen())
+        seen.refusals = seen.refusals + 1 if seen.refused == _uids(pods) else 1
+        seen.refused = _uids(pods)
+        seen.again_s = asyncio.get_running_loop().time() + _REFUSED.delay_s(seen.refusals)
 
     async def _submit(self, key: str, pods: Sequence[Obj]) -> JobId:
         name, files = f"gang-{key}-{secrets.token_hex(3)}", self._settings.files
@@ -209,16 +231,19 @@ class GangKeeper:
             output=str(first.job_log),
         )
         spec = gangs.sized(spec, pods)
-        await asyncio.to_thread(self._equip, name, len(pods))
+        self._asking[name] = None
         try:
+            await asyncio.to_thread(self._equip, name, len(pods))
             return await self._slurm.submit(spec)
         finally:
-            self._asked()
+            # If there is no job after all, tidying takes the directories away.
+            self._asked(key)
+            self._asking[name] = self._watch.mark
 
-    def _asked(self) -> None:
+    def _asked(self, key: str) -> None:
         """Slurm was asked for a change: what it says from now on counts."""
-        self._mark = self._watch.mark
-        self._watch.expect("gangs", f"change after look {self._mark}")
+        self._marks[key] = self._watch.mark
+        self._watch.expect(f"gang {key}", f"change after look {self._watch.mark}")
 
     def _equip(self, name: str, most: int) -> None:
         """As many as there could be hosts: which of them Slurm will use is not known yet."""
@@ -233,7 +258,7 @@ class GangKeeper:
         if not under_way and (size := await self._size(pods[0])) > len(held):
             if self._for_s(key, f"incomplete {job.job_id}") > _INCOMPLETE_S:
                 log.info("gang %s: %s of %s pods; giving job %s back", key, len(held), size, job.job_id)
-                await self._give_back(job)
+                await self._give_back(key, job)
         elif stage_of(job.state) is Stage.QUEUED:
             self._for_s(key, "queued")
             if job.reason:
@@ -243,11 +268,11 @@ class GangKeeper:
             self._for_s(key, "serving")
             await asyncio.gather(*(self._let_go(pod, job) for pod in held))
 
-    def _members(self, job: PoolJob) -> list[Agent]:
+    def _agents_of(self, job: PoolJob) -> list[Agent]:
         return [agent for agent in self._agents if gangs.allocation_of(agent.name) == job.node]
 
     def _serving(self, job: PoolJob) -> list[Agent]:
-        return [one for one in self._members(job) if one.alive and self._nodes.is_ready(one.name)]
+        return [one for one in self._agents_of(job) if one.alive and self._nodes.is_ready(one.name)]
 
     async def _let_go(self, pod: Obj, job: PoolJob) -> None:
         metadata = pod["metadata"]
@@ -259,12 +284,12 @@ class GangKeeper:
             if error.status not in (404, 409):
                 raise
 
-    async def _give_back(self, job: PoolJob) -> None:
+    async def _give_back(self, key: str, job: PoolJob) -> None:
         """Every agent ends by itself, so that Slurm sees a job that completed; what cannot be told is cancelled."""
         now_s = asyncio.get_running_loop().time()
         if now_s < self._ending.get(job.job_id, now_s):
             return
-        members = self._members(job)
+        members = self._agents_of(job)
         if job.job_id not in self._ending and len(members) == job.hosts and all(one.alive for one in members):
             self._ending[job.job_id] = now_s + _ENDING_S
             for agent in members:
@@ -274,14 +299,21 @@ class GangKeeper:
             try:
                 await self._slurm.cancel([job.job_id])
             finally:
-                self._asked()
+                self._asked(key)
 
-    async def _tidy(self, allocations: set[str]) -> None:
+    async def _tidy(self, _key: str) -> Again:
         """Directories of allocations that are over, and of hosts they never had. Those of nodes go with their Node."""
+        # Listed before it is said which are in use: one that is made meanwhile is not on the list.
+        there = await asyncio.to_thread(lambda: list(self._settings.files.nodes.glob("gang-*")))
+        jobs = self._watch.gang_jobs().values()
+        self._ending = {one.job_id: self._ending[one.job_id] for one in jobs if one.job_id in self._ending}
+        allocations = {one.node for one in jobs} | self._asking.keys()
         known = {agent.name for agent in self._agents}
-        await asyncio.to_thread(self._remove, allocations, known)
-
-    def _remove(self, allocations: set[str], known: set[str]) -> None:
-        for path in self._settings.files.nodes.glob("gang-*"):
+        for path in there:
             if gangs.allocation_of(path.name) not in allocations and path.name not in known:
-                shutil.rmtree(path, ignore_errors=True)
+                await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+        return None
+
+
+def _uids(pods: Sequence[Obj]) -> frozenset[str]:
+    return frozenset(pod["metadata"]["uid"] for pod in pods)
