@@ -192,6 +192,27 @@ def test_an_allocation_that_is_cancelled_fails_its_pods_and_is_replaced(
     assert pool.until(1) != [name]
 
 
+def test_a_pool_that_slurm_refuses_is_told_of_and_asked_for_rarely(
+    pool: Pool, kubectl: Kubectl, testbed: Testbed, cluster: str
+) -> None:
+    def told() -> list[dict[str, Any]]:
+        found = kubectl(
+            "get", "events", "-n", "default", "--field-selector", "involvedObject.kind=Pool", "-o", "json"
+        )
+        return [one for one in json.loads(found.stdout)["items"] if one["reason"] == "PoolRefused"]
+
+    pool("size", "--min", "1", "--max", "1", "--sbatch", "--partition=short --time=1-0")
+    event = eventually(lambda: (told() or [None])[0])
+    assert "time limit" in event["message"].lower(), "Slurm's own words"
+    assert "slurmlet pool size --sbatch" in event["message"]
+    time.sleep(16)
+    assert sum(one.get("count", 1) for one in told()) <= 3, "at once, after 5 s, after 15 s"
+    left = testbed.run(["sh", "-c", f"ls /home/user1/.slurmlet/{cluster}/nodes | grep -c pool-"], check=False)
+    assert left.stdout.strip() == "0", "no keys of nodes that never were"
+    pool("size", "--min", "1", "--max", "1", "--sbatch", "--partition=batch --time=UNLIMITED")
+    pool.until(1)
+
+
 def test_it_grows_while_pods_wait_and_shrinks_when_idle(pool: Pool, kubectl: Kubectl) -> None:
     pool("size", "--min", "0", "--max", "2", "--idle", "3", "--sbatch", "--cpus-per-task=1")
     asks = {"resources": {"requests": {"cpu": "600m"}}}

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from slurmlet.base.files import read_json, write_json
-from slurmlet.hub import hub as hub_module
-from slurmlet.hub.hub import wait_for_api, write_record
+from slurmlet.hub import runner_server
+from slurmlet.hub.hub import wait_for_api
+from slurmlet.hub.runner_server import write_record
 from slurmlet.kube.client import ApiError
 from slurmlet.kube.work_queue import Backoff
 from tests.unit.loopback import api_server, make_keys
@@ -54,8 +55,8 @@ def test_a_home_that_fails_when_the_hub_writes_its_record_is_waited_for_and_told
             raise OSError(code, "the home fails")
         write_json(path, value)
 
-    monkeypatch.setattr(hub_module, "write_json", failing)
-    monkeypatch.setattr(hub_module, "_HOME_BACKOFF", Backoff(0.01, 0.02))
+    monkeypatch.setattr(runner_server, "write_json", failing)
+    monkeypatch.setattr(runner_server, "_HOME_BACKOFF", Backoff(0.01, 0.02))
     asyncio.run(asyncio.wait_for(write_record(tmp_path / "hub.json", {"pid": 1}, said.append), 5))
     assert read_json(tmp_path / "hub.json") == {"pid": 1}
     assert len(said) == 2

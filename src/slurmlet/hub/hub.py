@@ -8,7 +8,7 @@ import os
 import resource
 import signal
 from asyncio.sslproto import SSLProtocol
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ from typing import Any
 from slurmlet import __version__
 from slurmlet.base.clock import Clock
 from slurmlet.base.errors import SlurmletError
-from slurmlet.base.files import private_dir, read_json, write_json
-from slurmlet.base.host_addresses import dialled_addresses, free_port
+from slurmlet.base.files import private_dir, read_json
+from slurmlet.base.host_addresses import free_port
 from slurmlet.base.layout import store_dir
 from slurmlet.hub import bootstrap_objects
 from slurmlet.hub import hub_settings as settings_module
@@ -26,7 +26,7 @@ from slurmlet.hub.allocations.gang_controller import GangController
 from slurmlet.hub.allocations.offered_objects import offer
 from slurmlet.hub.allocations.pool_controller import PoolController
 from slurmlet.hub.hub_metrics import CountedSlurm, Counts
-from slurmlet.hub.hub_settings import SERVER_NAME, Settings
+from slurmlet.hub.hub_settings import Settings
 from slurmlet.hub.jobs.job_watch import JobWatch
 from slurmlet.hub.jobs.submission_gate import SubmissionGate
 from slurmlet.hub.kubelet import metrics_api
@@ -55,13 +55,13 @@ from slurmlet.hub.pods.status_writer import StatusWriter
 from slurmlet.hub.pods.volume_refresh import VolumeRefresh
 from slurmlet.hub.runner_credentials import RunnerAuthority
 from slurmlet.hub.runner_links import LinkServer
+from slurmlet.hub.runner_server import ANY, serve_runners
 from slurmlet.hub.storage.claim_controller import ClaimController
 from slurmlet.images.image_store import Store
 from slurmlet.kube.client import AT_ONCE, ApiClient, ApiError
 from slurmlet.kube.credentials import by_certificate
 from slurmlet.kube.events import EventRecorder
 from slurmlet.kube.reflector import Reflector
-from slurmlet.kube.work_queue import Backoff
 from slurmlet.model.partition_node import HubFacts
 from slurmlet.slurm.commands import CommandSlurm
 from slurmlet.slurm.interface import Slurm
@@ -73,10 +73,8 @@ _VERSION_S = 3.0
 _REGISTER_AGAIN_S = 0.5
 _TLS_BUFFER_BYTES = 32 << 10
 _FILES = 65536
-_HOME_BACKOFF = Backoff(first_s=1.0, most_s=30.0)
 # Of pods that still run when the cluster they are in ends.
 _END_GRACE_S, _END_SLACK_S = 1.0, 1.5
-ANY = "0.0.0.0"  # compute nodes dial the hub; every port of it wants a certificate
 
 
 async def serve(directory: Path) -> None:
@@ -260,7 +258,7 @@ class _Hub:
             "volumes": ClaimController(settings, client, self._events).run(),
             "refresh": VolumeRefresh(client, self._events, pods.states).run(),
             "offers": offer(client, with_gangs=not settings.ephemeral),
-            "runners": _serve_runners(
+            "runners": serve_runners(
                 settings, links, pods, self._ports, self._earlier.get("runner_port"), self._home_fails
             ),
         }
@@ -300,51 +298,6 @@ def _network(
         log.warning("pods share the network of their host until the next `slurmlet up`")
         return None
     return Network(settings, settings.network, client, events, services)
-
-
-async def _serve_runners(
-    settings: Settings,
-    links: LinkServer,
-    pods: Pods,
-    ports: Mapping[str, int],
-    last_port: int | None,
-    tell: Callable[[str], None],
-) -> None:
-    # A runner that dials in before the pods are known would be sent away as a stranger.
-    await pods.synced.wait()
-    server = await links.start(free_port(ANY, last_port))
-    record = {
-        "host": settings.host,
-        "addresses": list(dict.fromkeys([settings.api_address, *dialled_addresses()])),
-        "runner_port": server.sockets[0].getsockname()[1],
-        **ports,
-        "server_name": SERVER_NAME,
-        "pod_network": settings.network is not None,
-        "pid": os.getpid(),
-    }
-    try:
-        await write_record(settings.files.hub, record, tell)
-        await asyncio.get_running_loop().create_future()
-    finally:
-        # Not `async with` or serve_forever: from Python 3.12 on both wait until every runner has hung up.
-        server.close()
-
-
-async def write_record(path: Path, record: Mapping[str, Any], tell: Callable[[str], None]) -> None:
-    """hub.json, by which runners find the hub. A home that is full or away is waited for: what serves here serves on."""
-    failures = 0
-    while True:
-        try:
-            await asyncio.to_thread(write_json, path, dict(record))
-            return
-        except OSError as error:
-            failures += 1
-            delay_s = _HOME_BACKOFF.delay_s(failures)
-            log.warning("%s cannot be written: %s; again in %.1f s", path, error, delay_s)
-            tell(
-                f"{path} cannot be written: {error}. New pods cannot reach the hub; free space in the home directory"
-            )
-            await asyncio.sleep(delay_s)
 
 
 async def _register_metrics(client: ApiClient, settings: Settings, port: int) -> None:
