@@ -110,7 +110,7 @@ def test_a_node_from_the_agents_call_to_the_end_of_its_job(keys: Path, tmp_path:
         rig.hang_up("n1")
         await until(lambda: "n1" not in rig.nodes.objects)
         await until(lambda: not directory.exists())
-        assert rig.agents.get("n1") is None
+        await until(lambda: rig.agents.get("n1") is None)
 
     kept(keys, tmp_path, scenario)
 
