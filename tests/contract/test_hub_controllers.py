@@ -37,9 +37,9 @@ class Link:
 
     def __init__(self) -> None:
         self.alive = True
-        self.hello = {"host": "c1", "cpus": 4, "memory_mb": 4000, "job_id": "101"}
+        self.hello = self.agent = {"host": "c1", "cpus": 4, "memory_mb": 4000, "job_id": "101"}
 
-    async def tell(self, *_: Any, **__: Any) -> None: ...
+    async def tell(self, _message: Any) -> None: ...
 
 
 class Rig:

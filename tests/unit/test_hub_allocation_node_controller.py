@@ -42,7 +42,7 @@ class FakeEvents:
 class Link:
     def __init__(self) -> None:
         self.alive = True
-        self.hello = {"host": "c1", "cpus": 4, "memory_mb": 4000, "job_id": "12"}
+        self.hello = self.agent = {"host": "c1", "cpus": 4, "memory_mb": 4000, "job_id": "12"}
 
 
 class Rig:

@@ -68,8 +68,8 @@ class Link:
         self.alive = True
         self.told: list[str] = []
 
-    async def tell(self, what: str, **_: Any) -> None:
-        self.told.append(what)
+    async def tell(self, message: Any) -> None:
+        self.told.append(message["type"])
 
 
 class Rig:

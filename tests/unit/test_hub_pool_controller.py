@@ -53,7 +53,7 @@ class NoNodes:
 class Link:
     alive = True
 
-    async def tell(self, *_: Any, **__: Any) -> None: ...
+    async def tell(self, _message: Any) -> None: ...
 
 
 class Rig:
