@@ -10,24 +10,22 @@ import time
 
 from slurmlet.linux.event_loop import Timer
 from slurmlet.protocol.log_files import LogWriter
-from slurmlet.runner.containers import container_user, oci_bundle
 from slurmlet.runner.containers.container_output import Outputs
+from slurmlet.runner.containers.container_runtime import CONFIG_ERROR, CREATE_ERROR, Start, unsupported
 from slurmlet.runner.containers.container_stop import Termination
-from slurmlet.runner.containers.oci_runtime import Start
-from slurmlet.runner.containers.oom import score_above_own
 from slurmlet.runner.containers.pod_context import PodContext
 from slurmlet.runner.containers.probe_actions import Action
 from slurmlet.runner.containers.prober import Probes
 from slurmlet.runner.containers.restart_backoff import Backoff, spoken
 from slurmlet.runner.containers.termination_message import termination_message
-from slurmlet.runner.host.image_unpack import find_unpacked, remove_tree, unpack_once
+from slurmlet.runner.host.image_unpack import remove_tree
 from slurmlet.runner.link import reporter
 from slurmlet.runner.volumes.etc_files import etc_mounts
 from slurmlet.runner.volumes.pod_volumes import Mount, VolumeError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, List, Optional
+    from typing import Callable, List, Optional
 
     from slurmlet.protocol.pod_plan import ContainerPlan
 
@@ -46,7 +44,6 @@ class Container:
         # The kubelet's word for a container that is yet to run, the same for all of the pod.
         self._creating = "PodInitializing" if context.plan.get("init_containers") else "ContainerCreating"
         self.report = reporter.new_container_report(self._creating, str(plan.get("image") or ""))
-        self.facts: Optional[oci_bundle.Facts] = None
         self.container_id = ""
         self.log_listeners: List[Callable[[], None]] = []
         self.create_failures = 0
@@ -112,82 +109,57 @@ class Container:
         self.busy, self.redefined = True, False
         self._run += 1
         self._waiting(self._creating if self._run == 0 else self.report["reason"], self.report["message"])
-        context = self._context
-        tree = find_unpacked(self.plan["image_dir"], context.scratch.images, context.mapping)
-        if tree:
-            self._with_tree(tree, "")
-            return
-        context.children.call(
-            lambda: unpack_once(self.plan["image_dir"], context.scratch.images, context.mapping),
-            self._with_tree,
-        )
+        self.container_id = os.urandom(32).hex()
+        try:
+            if self._asked.get("env_files"):
+                from slurmlet.runner.containers import env_files
 
-    def _with_tree(self, tree: Any, error: str) -> None:
-        if error or self._stopping:
-            self._not_created(error)
+                self.plan = env_files.resolve(self._asked, self._context.volumes.path)
+        except VolumeError as problem:
+            self._not_created(str(problem), problem.event, problem.reason)
+            return
+        runtime = self._context.runtime
+        cannot = unsupported(self._context.plan, self.plan, runtime.lacks)
+        if cannot:
+            self._not_created(cannot, reason=CONFIG_ERROR)
             return
         self._run_dir = self._context.scratch.run_dir(self.name, self._run)
-        self._context.roots.make(tree, self._run_dir, self._with_root)
+        runtime.create(self.container_id, self.plan, self._run_dir, self._created)
 
-    def _with_root(self, root: str, error: str) -> None:
+    def _created(self, error: str, reason: str) -> None:
         if error or self._stopping:
-            self._not_created(error)
+            self._not_created(error, reason=reason)
             return
         try:
-            self.facts = self._find_facts(root)
+            mounts = self._mounts()
             self._log = LogWriter(self.log_dir, self._run, self._notify_log_listeners)
         except VolumeError as problem:
             self._not_created(str(problem), problem.event, problem.reason)
             return
-        except (container_user.Unmapped, oci_bundle.NotHonoured) as problem:
-            self._not_created(str(problem), reason="CreateContainerConfigError")
-            return
-        except (OSError, container_user.UnknownUser) as problem:
+        except OSError as problem:
             self._not_created(str(problem))
             return
         tty = bool(self.plan.get("tty"))
         self._outputs = Outputs(self._context.loop, self._log, tty=tty, stdin=bool(self.plan.get("stdin")))
-        self.container_id = os.urandom(32).hex()
         self.event("Normal", "Created", "Container created")
-        self._context.runtime.run(
-            self.container_id,
-            oci_bundle.make(self.plan, self.facts),
-            Start(self._outputs.stdio, tty, self._started, self._exited),
-        )
+        start = Start(self._outputs.stdio, tty, self._started, self._exited)
+        self._context.runtime.start(self.container_id, mounts, start)
 
-    def _find_facts(self, root: str) -> oci_bundle.Facts:
-        context = self._context
-        if self._asked.get("env_files"):
-            from slurmlet.runner.containers import env_files
-
-            self.plan = env_files.resolve(self._asked, context.volumes.path)
-        oci_bundle.check_honoured(self.plan, context.runtime.name)
-        mounts = context.volumes.mounts(self.plan)
-        mounts += etc_mounts(context.scratch, [mount.path for mount in mounts])
+    def _mounts(self) -> List[Mount]:
+        mounts = self._context.volumes.mounts(self.plan)
+        mounts += etc_mounts(self._context.scratch, [mount.path for mount in mounts])
         message_path = self.plan.get("termination_message_path")
         if message_path:
             with open(self._message_file, "wb"):
                 os.chmod(self._message_file, 0o666)  # noqa: S103 - for any user of the container; scratch is 0700
             mounts.append(Mount(self._message_file, str(message_path), False))
-        user = container_user.resolve(root, self.plan["user"])
-        container_user.check_mapped(user, context.mapping)
-        return oci_bundle.Facts(
-            root,
-            user,
-            context.mapping,
-            context.network.hostname(),
-            mounts,
-            oci_bundle.pid_namespace(self.plan, context.pid_namespace),
-            context.ipc_dir,
-            score_above_own(),
-            context.network.sysfs,
-        )
+        return mounts
 
     @property
     def _message_file(self) -> str:
         return os.path.join(self._run_dir, "termination-log")
 
-    def _not_created(self, error: str, event: str = "Failed", reason: str = "CreateContainerError") -> None:
+    def _not_created(self, error: str, event: str = "Failed", reason: str = CREATE_ERROR) -> None:
         """Nothing ran: there is nothing to report as terminated, as with a kubelet's CreateContainerError."""
         self.busy = False
         self._clean()
@@ -230,11 +202,10 @@ class Container:
 
     def _now_running(self) -> None:
         self._probes = Probes(self._context, self, self.plan["probes"])
-        assert self.facts is not None
         self.report.update(
             {
                 "state": "running",
-                "user": oci_bundle.identity(self.facts),
+                "user": self._context.runtime.user(self.container_id),
                 "reason": "",
                 "message": "",
                 "started_at": self._started_at,
@@ -302,7 +273,6 @@ class Container:
                 "ready": self.kind == INIT and code == 0,
             }
         )
-        self._context.runtime.delete(self.container_id)
         self._clean()
         self._notify_log_listeners()
         self._on_change(self)
@@ -315,7 +285,7 @@ class Container:
         """The writable layer of a run ends with it. In a fork: it may hold very many files."""
         run_dir, self._run_dir = self._run_dir, ""
         if run_dir:
-            self._context.roots.drop(run_dir)
+            self._context.runtime.delete(self.container_id)
             self._context.children.call(lambda: remove_tree(run_dir), lambda _value, _error: None)
 
     # Starting again.

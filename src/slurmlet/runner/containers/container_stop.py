@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 
@@ -12,7 +11,7 @@ from slurmlet.runner.containers.probe_actions import Action
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, List, Optional
+    from typing import Any, Optional
 
 
 # A hook may use up all of the grace; the kubelet leaves the container this much all the same.
@@ -73,16 +72,10 @@ class Termination:
         self._timer = self._context.loop.later(max(0.0, grace_s), self.kill)
 
     def _signal(self, number: int) -> None:
-        # Safe from reuse of the pid: we alone reap it, and forget it when we do.
-        pid = self._container.root_pid
-        if not pid:
+        if not self._container.running:
             return
         self.killed = self.killed or number == signal.SIGKILL
-        facts = self._container.facts
-        if number == signal.SIGKILL and facts is not None and facts.pid_namespace:
-            for other in _sharing_mounts(pid):
-                _kill(other, number)
-        _kill(pid, number)
+        self._context.runtime.signal(self._container.container_id, number)
 
 
 def _signal_number(name: str) -> int:
@@ -90,27 +83,3 @@ def _signal_number(name: str) -> int:
         return int(name)
     full = name.upper() if name.upper().startswith("SIG") else "SIG" + name.upper()
     return int(getattr(signal, full.split("+")[0], signal.SIGTERM))
-
-
-def _kill(pid: int, number: int) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        pass
-
-
-def _sharing_mounts(pid: int) -> List[int]:
-    """With a shared PID namespace the end of a container's first process does not end the others; they are found by
-    their mount namespace, which is the container's own."""
-    try:
-        own = os.readlink(f"/proc/{pid}/ns/mnt")
-    except OSError:
-        return []
-    found = []
-    for name in os.listdir("/proc"):
-        try:
-            if name.isdigit() and int(name) != pid and os.readlink(f"/proc/{name}/ns/mnt") == own:
-                found.append(int(name))
-        except OSError:
-            continue
-    return found

@@ -6,8 +6,6 @@ Resources and cgroups are left out on purpose: Slurm limits the job, and a user 
 
 from __future__ import annotations
 
-import os
-
 from slurmlet.linux import syscalls
 from slurmlet.linux.record import Record
 from slurmlet.runner.containers import seccomp_profiles
@@ -121,17 +119,6 @@ class Facts(Record):
     oom_score_adj: Optional[int] = None
     # Of the pod's own network namespace, or "" for the host's.
     sysfs: str = ""
-
-
-def check_honoured(plan: ContainerPlan, runtime: str) -> None:
-    """Raise NotHonoured for what only this node tells."""
-    if plan.get("seccomp") == "RuntimeDefault" and not plan.get("privileged") and runtime != "crun":
-        raise NotHonoured(
-            "securityContext.seccompProfile: this node has no crun, and the runtime brought along cannot filter "
-            "calls; use type Unconfined, or ask for crun on the compute nodes"
-        )
-    if plan.get("selinux") and os.path.exists("/sys/fs/selinux/enforce"):
-        raise NotHonoured("securityContext.seLinuxOptions: a user cannot choose SELinux labels; remove it")
 
 
 def pid_namespace(plan: ContainerPlan, shared: str) -> str:

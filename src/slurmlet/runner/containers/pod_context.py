@@ -5,9 +5,7 @@ from __future__ import annotations
 from slurmlet.linux.event_loop import Loop
 from slurmlet.linux.record import Record
 from slurmlet.runner.containers.oom import KillCounter
-from slurmlet.runner.containers.root_overlay import Roots
 from slurmlet.runner.host.child_processes import Children
-from slurmlet.runner.host.sandbox import Mapping
 from slurmlet.runner.host.scratch import Scratch
 from slurmlet.runner.link.reporter import Reporter
 from slurmlet.runner.volumes.pod_volumes import Volumes
@@ -15,27 +13,21 @@ from slurmlet.runner.volumes.pod_volumes import Volumes
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from slurmlet.protocol.pod_plan import PodPlan
-    from slurmlet.runner.containers.oci_runtime import Runtime
+    from slurmlet.runner.containers.container_runtime import ContainerRuntime
     from slurmlet.runner.network.network_view import Network
 
 
 class PodContext(Record):
     loop: Loop
     children: Children
-    runtime: Runtime
-    roots: Roots
+    runtime: ContainerRuntime
     volumes: Volumes
     scratch: Scratch
     reporter: Reporter
-    mapping: Mapping
     network: Network
     # Where containers' logs go, a directory for each.
     logs: str
     plan: PodPlan
-    # Of the pod's shared PID namespace, or "".
-    pid_namespace: str
-    # Of what its containers share in IPC.
-    ipc_dir: str
     oom: KillCounter
 
     @property

@@ -9,8 +9,7 @@ import os
 import signal
 
 from slurmlet.linux.event_loop import Timer, pipe
-from slurmlet.runner.containers import oci_bundle
-from slurmlet.runner.containers.oci_runtime import Start
+from slurmlet.runner.containers.container_runtime import Start
 from slurmlet.runner.containers.pod_context import PodContext
 
 TYPE_CHECKING = False
@@ -93,9 +92,8 @@ class Action:
             os.close(reader)
             self._done(code == 0, output if output or code == 0 else f"exit code {code}")
 
-        process = oci_bundle.process(container.plan, container.facts, argv, False)
         start = Start((null, writer, writer), False, started, exited)
-        self._context.runtime.execute(container.container_id, process, start)
+        self._context.runtime.exec(container.container_id, argv, start)
 
     def _timed_out(self, timeout_s: float) -> None:
         self._timer = None

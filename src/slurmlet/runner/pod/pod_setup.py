@@ -7,10 +7,9 @@ import os
 from slurmlet.linux import syscalls
 from slurmlet.linux.event_loop import Loop
 from slurmlet.linux.record import Record
-from slurmlet.runner.containers.oci_runtime import NoRuntime, OciRuntime, find_runtime
+from slurmlet.runner.containers.oci_runtime import NoRuntime, OciRuntime, PodNamespaces, find_runtime
 from slurmlet.runner.containers.oom import KillCounter
 from slurmlet.runner.containers.pod_context import PodContext
-from slurmlet.runner.containers.root_overlay import Roots
 from slurmlet.runner.host.child_processes import Children
 from slurmlet.runner.host.sandbox import Mapping
 from slurmlet.runner.host.scratch import Scratch, choose_base
@@ -67,21 +66,18 @@ def make_context(around: Around, plan: PodPlan, scratch: Scratch, network: Netwo
         pid_namespace = start_pause(
             around.children, scratch.private_dir("empty"), os.path.join(scratch.private, "pid-namespace")
         )
+    shared = PodNamespaces(
+        around.mapping, network.hostname(), ipc_dir, pid_namespace, network.sysfs, network.enter
+    )
     return PodContext(
         loop=around.loop,
         children=around.children,
-        runtime=OciRuntime(
-            around.children, executable, scratch.private_dir("rt"), around.mapping, network.enter
-        ),
-        roots=Roots(around.children),
+        runtime=OciRuntime(around.children, executable, scratch.private_dir("rt"), scratch.images, shared),
         volumes=Volumes(plan, scratch, around.mapping),
         scratch=scratch,
         reporter=around.reporter,
-        mapping=around.mapping,
         network=network,
         logs=around.pod.logs,
         plan=plan,
-        pid_namespace=pid_namespace,
-        ipc_dir=ipc_dir,
         oom=oom,
     )

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, List, Optional
 
 from slurmlet.linux.event_loop import Loop, pipe
 from slurmlet.protocol import wire
-from slurmlet.runner.containers import oci_bundle
 from slurmlet.runner.containers.container import Container
-from slurmlet.runner.containers.oci_runtime import Start
+from slurmlet.runner.containers.container_runtime import Start
 from slurmlet.runner.containers.pod_context import PodContext
 from slurmlet.runner.streams.link_streams import Refused, Stream
 
@@ -26,7 +25,7 @@ _SIZE_WAIT_S = 0.1
 
 class ExecSession:
     def __init__(self, context: PodContext, container: Container, message: OpenExec, stream: Stream) -> None:
-        if not container.running or container.facts is None:
+        if not container.running:
             raise Refused(f"container {container.name} is not running", "Conflict")
         self._loop, self._stream = context.loop, stream
         self._tty = bool(message.get("tty"))
@@ -37,10 +36,9 @@ class ExecSession:
         self._size: Optional[bytes] = None
         self._exit_code: Optional[int] = None
         self._gone = False
-        argv = [str(word) for word in message["command"]]
-        if not argv:
+        self._argv = [str(word) for word in message["command"]]
+        if not self._argv:
             raise Refused("the command is empty")
-        self._process = oci_bundle.process(container.plan, container.facts, argv, self._tty)
         self._runtime, self._container = context.runtime, container
         # The size of the client's terminal follows at once. Started with it, the program never sees another; set
         # later, it could be lost: crun reads and sets the size once more while it starts the program.
@@ -58,11 +56,9 @@ class ExecSession:
                 {"error": f"container {self._container.name} has ended", "reason": "Conflict"}
             )
             return
-        if self._size is not None:
-            rows, columns = struct.unpack("HH", self._size[:4])
-            self._process["consoleSize"] = {"height": rows, "width": columns}
-        start = Start(self._stdio(), self._tty, self._started, self._exited)
-        self._runtime.execute(self._container.container_id, self._process, start)
+        size = struct.unpack("HH", self._size[:4]) if self._size is not None else None
+        start = Start(self._stdio(), self._tty, self._started, self._exited, size)
+        self._runtime.exec(self._container.container_id, self._argv, start)
 
     def _stdio(self) -> Any:
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
