@@ -1,1 +1,1 @@
-"""What a runner needs of its node: scratch, unpacked images, child processes."""
+"""What a runner needs of its node: the sandbox, scratch, unpacked images, child processes."""

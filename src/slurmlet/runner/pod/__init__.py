@@ -1,1 +1,1 @@
-"""One pod in its job: claim, sandbox, link, lifecycle, report."""
+"""One pod in its job: claim, setup, lifecycle, limits."""
