@@ -1,4 +1,4 @@
-# ruff: noqa: PTH103, PTH118, PTH123, SIM115
+# ruff: noqa: PTH103, PTH118, PTH123, PTH211, SIM115
 """A stand-in for the hub that drives one real runner: standard library only, so that it runs on any host as any user.
 
 Run as a script inside a testbed host it plays one scenario (scenarios in runner_scenarios.py) and exits 0 or shows what
@@ -35,6 +35,10 @@ class Rig:
         self.cluster_dir = os.path.join(work, "cluster")
         self.pod_dir = os.path.join(self.cluster_dir, "pods", self.uid)
         os.makedirs(self.pod_dir, mode=0o700)
+        if os.environ.get("RIG_RUNC"):
+            # As `slurmlet up` lays it into the cluster's directory.
+            os.makedirs(os.path.join(self.cluster_dir, "bin"))
+            os.symlink(os.environ["RIG_RUNC"], os.path.join(self.cluster_dir, "bin", "runc"))
         self.scratch = tempfile.mkdtemp(prefix="rig-")
         for source, target in (("runner.pem", "runner.pem"), ("ca.pem", "hub-ca.pem")):
             with (

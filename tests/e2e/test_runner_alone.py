@@ -22,6 +22,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from slurmlet.controlplane.runner_archive import pack_runner, runner_sources
 from slurmlet.testbed.busybox_images import layer
 from slurmlet.testbed.hosts import Testbed
+from slurmlet.upstream.binaries import ensure
 from tests.contract.runner_names import SCENARIO_NAMES
 
 pytestmark = pytest.mark.e2e
@@ -89,13 +90,14 @@ def kit(testbed: Testbed) -> bytes:
         "certs/other.pem": authority.leaf("other.slurmlet", server=True),
         "certs/runner.pem": authority.leaf("slurmlet:pod:x", server=False),
         "sha256-00/rootfs.tar": layer(busybox),
+        "runc": (ensure(["runc"]) / "runc").read_bytes(),
         **{path.name: path.read_bytes() for path in CONTRACT.glob("runner_*.py")},
     }
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for name, content in files.items():
             entry = tarfile.TarInfo(name)
-            entry.size, entry.mode = len(content), 0o600
+            entry.size, entry.mode = len(content), 0o700 if name == "runc" else 0o600
             tar.addfile(entry, io.BytesIO(content))
     return buffer.getvalue()
 
@@ -136,4 +138,5 @@ def test_runner(testbed: Testbed, place: tuple[str, str], scenario: str) -> None
 )
 def test_runner_with_our_runc(testbed: Testbed, place: tuple[str, str], scenario: str) -> None:
     """A node without crun: the static runc that slurmlet brings along. (Nor does it have newuidmap: one uid.)"""
-    check_scenario(testbed, place, scenario, f"runc-{scenario}", PATH="/nowhere", RIG_MAPPING="single")
+    around = {"PATH": "/nowhere", "RIG_MAPPING": "single", "RIG_RUNC": f"{place[1]}/runc"}
+    check_scenario(testbed, place, scenario, f"runc-{scenario}", **around)
