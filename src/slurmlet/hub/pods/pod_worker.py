@@ -116,15 +116,18 @@ class PodWorker:
         )
         if hello["report"] is not None:
             state.report = hello["report"]
-        told = JobId(hello["job_id"])
-        if told and told != state.job_id and self._watch.owns(state.uid, told):
-            # Should the pod ever have two jobs, this is the one that holds the claim.
-            state.job_id, state.fate = told, None
+        self._adopt_job_of(link)
         state.stop_sent_grace_s = None
         log.info("pod %s: runner of job %s dialled in from %s", state.name, state.job_id, state.place.host)
         if self._linked is not None:
             self._linked.set()
         self._wake.set()
+
+    def _adopt_job_of(self, link: RunnerLink) -> None:
+        """Should the pod ever have two jobs, the runner's is the one that holds the claim, once Slurm says it is the pod's."""
+        state, told = self.state, JobId(link.hello["job_id"])
+        if told and told != state.job_id and self._watch.owns(state.uid, told):
+            state.job_id, state.fate = told, None
 
     def _own_ip(self, link: RunnerLink) -> str | None:
         state, network = self.state, self._network
@@ -269,8 +272,13 @@ class PodWorker:
     async def _learn(self) -> None:
         """Bring together what Slurm and the pod's directory know."""
         state, lane = self.state, self._lanes.of(self.state.node)
+        if state.link is not None:
+            self._adopt_job_of(state.link)  # the look before its hello may not have had it
         if state.job_id is None:
             state.job_id = await lane.known(state.uid)
+            if state.job_id is not None:
+                # Its submission went through, whatever was heard of it.
+                state.waiting = {}
         if state.job_id is None or not lane.settled(state):
             return
         if not state.job_over:
