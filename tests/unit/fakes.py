@@ -18,6 +18,7 @@ class FakeEvents:
 
     def __init__(self) -> None:
         self.told: list[tuple[str, str, str, str]] = []  # kind, reason, message, container
+        self.about: list[tuple[str, str, str]] = []  # of other objects: kind, name, message
 
     def pod_event(
         self, pod: Mapping[str, Any], kind: str, reason: str, message: str, container: str = ""
@@ -25,9 +26,20 @@ class FakeEvents:
         self.told.append((kind, reason, message, container))
 
     def core_event(
-        self, _kind: str, _namespace: str, _name: str, kind: str, reason: str, message: str
+        self, object_kind: str, obj: Mapping[str, Any], kind: str, reason: str, message: str
+    ) -> None:
+        self.object_event("v1", object_kind, obj, kind, reason, message)
+
+    def object_event(
+        self, _version: str, object_kind: str, obj: Mapping[str, Any], kind: str, reason: str, message: str
     ) -> None:
         self.told.append((kind, reason, message, ""))
+        self.about.append((object_kind, obj["metadata"]["name"], message))
+
+    @property
+    def said(self) -> list[tuple[str, str]]:
+        """Reasons and messages."""
+        return [(reason, message) for _, reason, message, _ in self.told]
 
     @property
     def reasons(self) -> list[str]:
@@ -47,12 +59,19 @@ class FakeLink:
         self.told: list[Obj] = []
         self.on_told: Callable[[Obj], None] = lambda _message: None
 
-    async def tell(self, type_: str, **fields: Any) -> None:
+    async def tell(self, message: Any) -> None:
         if not self.alive:
             raise LinkLost
-        message = {"type": type_, **fields}
         self.told.append(message)
         self.on_told(message)
+
+    @property
+    def runner(self) -> Any:
+        return self.hello
+
+    @property
+    def agent(self) -> Any:
+        return self.hello
 
     def end(self) -> None:
         self.alive = False

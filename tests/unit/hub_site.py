@@ -173,7 +173,9 @@ class Hub:
                 queued=self.queued, lanes=lanes, watch=self.watch, pacer=pacer, events=recorder, network=None, clock=clock,
             )  # fmt: skip
 
-        self.pods = Pods(new_worker, tasks, settings.files, self.watch, slurm, self.submitter, None)
+        self.pods = Pods(
+            new_worker, tasks, settings.files, self.watch, slurm, self.submitter, self.agents, None
+        )
         self.watch.subscribe(self.pods.slurm_looked)
         self.watch.subscribe_ended(gate.jobs_ended)
         gate.subscribe(self.pods.news_of)
@@ -207,12 +209,20 @@ class Site:
 
     def settle(self, seconds: float = 0.0) -> None:
         """Let time pass, for Slurm too."""
-        self.loop.run_until_complete(asyncio.sleep(seconds))
+        self.loop.run_until_complete(self._pass(seconds))
         self.slurm.advance(seconds)
         if self._main is not None and self._main.done():
             main, self._main, self.hub = self._main, None, None
+            self.api.changed = lambda _pod, _gone: None
+            self._forget_links()
             if (error := None if main.cancelled() else main.exception()) is not None and not _crashed(error):
                 raise error
+
+    async def _pass(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        # A hub that dies takes a few turns for it.
+        for _ in range(20):
+            await asyncio.sleep(0)
 
     # The hub
 
@@ -238,17 +248,20 @@ class Site:
         """At once: nothing of it runs another step but what cancellation cannot stop."""
         main, self._main, self.hub = self._main, None, None
         self.api.changed = lambda _pod, _gone: None
+        self._forget_links()
+        if main is not None:
+            main.cancel()
+            self.loop.run_until_complete(asyncio.wait([main]))
+            if not main.cancelled() and main.exception() is not None and not _crashed(main.exception()):
+                raise main.exception()  # type: ignore[misc]
+
+    def _forget_links(self) -> None:
         for runner in self.runners.values():
             if runner.link is not None:
                 runner.link.end()
                 runner.link = None
         if self.agent is not None:
             self.agent.end()
-        if main is not None:
-            main.cancel()
-            self.loop.run_until_complete(asyncio.wait([main]))
-            if not main.cancelled() and main.exception() is not None and not _crashed(main.exception()):
-                raise main.exception()  # type: ignore[misc]
 
     def close(self) -> None:
         self.kill_hub()

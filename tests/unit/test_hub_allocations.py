@@ -27,6 +27,7 @@ from slurmlet.hub.runner_links import LinkServer
 from slurmlet.model.ids import JobId, PodUid
 from slurmlet.model.job_states import RUNNING, Fate, Stage
 from slurmlet.slurm.fake import FakeSlurm
+from tests.unit.fakes import FakeLink
 from tests.unit.hub_making import make_settings
 from tests.unit.loopback import make_keys, until
 from tests.unit.reports import pod_report
@@ -129,17 +130,6 @@ class TestAgent:
                 await agents.end_all(0.0, 5.0)
 
         asyncio.run(scenario())
-
-
-class FakeLink:
-    """Writes down what an agent is told."""
-
-    def __init__(self) -> None:
-        self.alive = True
-        self.told: list[dict[str, Any]] = []
-
-    async def tell(self, message: Any) -> None:
-        self.told.append(message)
 
 
 def lane_with(settings: Settings) -> tuple[AgentLane, Agent, FakeLink, Agents]:

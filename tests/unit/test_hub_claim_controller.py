@@ -15,6 +15,7 @@ from slurmlet.hub.storage import claim_controller
 from slurmlet.hub.storage.claim_controller import ClaimController
 from slurmlet.kube.work_queue import Backoff
 from slurmlet.model import claims
+from tests.unit.fakes import FakeEvents
 from tests.unit.hub_making import make_settings
 from tests.unit.loopback import Api, api_server, make_keys, until, watching
 
@@ -22,14 +23,6 @@ CLAIMS, VOLUMES = "/api/v1/persistentvolumeclaims", "/api/v1/persistentvolumes"
 CLASSES = "/apis/storage.k8s.io/v1/storageclasses"
 STATUS = "/api/v1/namespaces/ns/persistentvolumeclaims/data/status"
 ONE = f"{VOLUMES}/pvc-u1"
-
-
-class FakeEvents:
-    def __init__(self) -> None:
-        self.told: list[tuple[str, str]] = []
-
-    def core_event(self, _object: str, _obj: Any, _kind: str, reason: str, message: str) -> None:
-        self.told.append((reason, message))
 
 
 def a_claim(**spec: Any) -> dict[str, Any]:
@@ -106,7 +99,7 @@ def test_a_claim_gets_a_private_directory_and_a_volume_once(keys: Path, tmp_path
     async def scenario(api: Api, events: FakeEvents) -> None:
         made = a_volume(directory, "Pending")
         api.on("POST", VOLUMES, made)
-        await until(lambda: len(events.told) == 2)
+        await until(lambda: len(events.said) == 2)
         await asyncio.sleep(0.1)
         ((_, body),) = api.seen("POST", VOLUMES)
         assert body["spec"]["hostPath"]["path"] == str(directory)
@@ -114,14 +107,14 @@ def test_a_claim_gets_a_private_directory_and_a_volume_once(keys: Path, tmp_path
         assert directory.parent.stat().st_mode & 0o777 == 0o700
 
     events = provisioned(keys, tmp_path, [a_claim()], [], scenario)
-    assert [reason for reason, _ in events.told] == ["Provisioning", "ProvisioningSucceeded"]
+    assert [reason for reason, _ in events.said] == ["Provisioning", "ProvisioningSucceeded"]
 
 
 def test_a_claim_that_asks_too_much_is_told_and_gets_nothing(keys: Path, tmp_path: Path) -> None:
     async def scenario(api: Api, events: FakeEvents) -> None:
-        await until(lambda: len(events.told) == 2)
-        assert events.told[1][0] == "ProvisioningFailed"
-        assert "spec.volumeMode" in events.told[1][1]
+        await until(lambda: len(events.said) == 2)
+        assert events.said[1][0] == "ProvisioningFailed"
+        assert "spec.volumeMode" in events.said[1][1]
         assert api.seen("POST", VOLUMES) == []
 
     provisioned(keys, tmp_path, [a_claim(volumeMode="Block")], [], scenario)
@@ -135,7 +128,7 @@ def test_growing_writes_the_volume_and_then_the_claim(keys: Path, tmp_path: Path
     async def scenario(api: Api, events: FakeEvents) -> None:
         api.on("PATCH", ONE, a_volume(tmp_path, "Bound", capacity={"storage": "2Gi"}))
         api.on("PATCH", STATUS, {**claim, "status": {"phase": "Bound", "capacity": {"storage": "2Gi"}}})
-        await until(lambda: len(events.told) == 2)
+        await until(lambda: len(events.said) == 2)
         await asyncio.sleep(0.1)
         assert [body for _, body in api.seen("PATCH", ONE)] == [{"spec": {"capacity": {"storage": "2Gi"}}}]
         ((_, body),) = api.seen("PATCH", STATUS)

@@ -7,7 +7,7 @@ import base64
 import json
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from slurmlet.hub.pods import image_pulls
 from slurmlet.hub.pods.image_pulls import Backoff, ImageProblem, Images
 from slurmlet.images import references
 from slurmlet.images.image_store import Image
+from tests.unit.fakes import FakeEvents
 from tests.unit.loopback import Api, api_server, make_keys
 
 
@@ -48,20 +49,6 @@ class FakeStore:
             "sha256:1", reference, f"{reference}@sha256:1", 42, Path("/store/sha256-1")
         )
         return self.present[reference]
-
-
-class FakeEvents:
-    def __init__(self) -> None:
-        self.told: list[tuple[str, str, str, str]] = []
-
-    def pod_event(
-        self, pod: Mapping[str, Any], kind: str, reason: str, message: str, container: str = ""
-    ) -> None:
-        self.told.append((kind, reason, message, container))
-
-    @property
-    def reasons(self) -> list[str]:
-        return [reason for _, reason, _, _ in self.told]
 
 
 class Rig:

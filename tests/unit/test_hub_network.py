@@ -25,6 +25,7 @@ from slurmlet.podnet import addresses as numbers
 from slurmlet.podnet.netd_setup import Setup
 from slurmlet.podnet.tables import HOST, POD, REFUSED, UNREACHABLE, Tables
 from slurmlet.protocol import checks, wire
+from tests.unit.fakes import FakeEvents
 from tests.unit.hub_making import make_settings
 from tests.unit.loopback import Api, api_server, make_keys, until, watching
 
@@ -294,17 +295,6 @@ def test_intervals_grow_with_followers_within_half_a_second() -> None:
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_keys(tmp_path_factory.mktemp("cluster") / "pki")
-
-
-class FakeEvents:
-    def __init__(self) -> None:
-        self.told: list[tuple[str, str]] = []
-
-    def pod_event(self, _pod: Any, _kind: str, reason: str, message: str, _container: str = "") -> None:
-        self.told.append((reason, message))
-
-    def core_event(self, _object_kind: str, _obj: Any, _kind: str, reason: str, message: str) -> None:
-        self.told.append((reason, message))
 
 
 PATHS = {
@@ -601,10 +591,10 @@ def test_the_gateway_gets_tables_and_load_balancers_but_no_policy(
         peer = gateway.tables.peer(numbers.number("10.244.0.1"))
         assert peer is not None
         assert peer.listeners == {53: 40053}
-        await until(lambda: events.told)
+        await until(lambda: events.said)
         ingress = {"ip": "192.0.2.1", "ipMode": "VIP", "ports": [{"port": 8080, "protocol": "TCP"}]}
         assert api.seen("PATCH", path)[0][1] == {"status": {"loadBalancer": {"ingress": [ingress]}}}
-        assert events.told == [("LoadBalancer", "port 8080/TCP is served at 192.0.2.1:8080")]
+        assert events.said == [("LoadBalancer", "port 8080/TCP is served at 192.0.2.1:8080")]
         network.translator.slice_changed(slice_of("web", "192.0.2.8"), False)
         await until(lambda: balanced(gateway)["tcp 8080"]["to"] == [["192.0.2.8", 80, "n1"]])
         network._services._changed(held, True)
@@ -655,7 +645,7 @@ def test_a_port_that_somebody_else_holds_is_told_where_it_was_asked_for(keys: Pa
         await network._services.synced.wait()
         come(network, FakeLink(ONE), pod(ONE), {"type": "ports-taken", "ports": {"tcp 30080": "node port"}})
         come(network, FakeLink(ONE), pod(ONE), {"type": "ports-taken", "ports": {"udp 30080": "host port"}})
-        assert events.told == [("PortTaken", "node port"), ("PortTaken", "host port")]
+        assert events.said == [("PortTaken", "node port"), ("PortTaken", "host port")]
 
     networked(keys, tmp_path, scenario, services=[service("web", "10.96.1.1")])
 
@@ -664,8 +654,8 @@ def test_a_network_that_is_not_the_best_is_told_of(keys: Path, tmp_path: Path) -
     async def scenario(network: Network, _api: Api, events: FakeEvents) -> None:
         ip = network.address(pod(ONE))
         come(network, FakeLink(ONE), pod(ONE), {**attached(ip), "mode": "packets", "why": "no seccomp"})
-        assert [reason for reason, _ in events.told] == ["NetworkMode"]
-        assert "no seccomp" in events.told[0][1]
+        assert [reason for reason, _ in events.said] == ["NetworkMode"]
+        assert "no seccomp" in events.said[0][1]
 
     networked(keys, tmp_path, scenario)
 
@@ -675,7 +665,7 @@ def test_packets_are_the_best_where_they_are_encrypted(keys: Path, tmp_path: Pat
         network.cluster = dataclasses.replace(CLUSTER, tls={"ca": "", "cert": "", "key": ""})
         ip = network.address(pod(ONE))
         come(network, FakeLink(ONE), pod(ONE), {**attached(ip), "mode": "packets", "why": "asked for"})
-        assert events.told == []
+        assert events.said == []
 
     networked(keys, tmp_path, scenario)
 

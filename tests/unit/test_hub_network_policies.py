@@ -12,29 +12,15 @@ import pytest
 from slurmlet.hub.network.network_policies import NAMESPACES, POLICIES, Policies
 from slurmlet.model.ids import PodUid
 from slurmlet.model.network_policy import OPEN
+from tests.unit.fakes import FakeEvents
 from tests.unit.loopback import Api, api_server, make_keys, until, watching
 
 Obj = dict[str, Any]
 
 
-class Events:
-    """Stands for the recorder: remembers what was said of whom."""
-
-    def __init__(self) -> None:
-        self.said: list[tuple[str, str, str]] = []
-
-    def object_event(
-        self, _version: str, kind: str, obj: Obj, _type: str, _reason: str, message: str
-    ) -> None:
-        self.said.append((kind, obj["metadata"]["name"], message))
-
-    def core_event(self, kind: str, obj: Obj, type_: str, reason: str, message: str) -> None:
-        self.object_event("v1", kind, obj, type_, reason, message)
-
-
 class Rig:
     def __init__(self) -> None:
-        self.events, self.told = Events(), set[str]()
+        self.events, self.told = FakeEvents(), set[str]()
         self.policies = Policies(
             None,  # type: ignore[arg-type]
             self.events,  # type: ignore[arg-type]
@@ -226,10 +212,10 @@ async def test_what_is_not_enforced_is_said(rig: Rig) -> None:
     )
     rig.pod("hostly2", spec={"hostNetwork": True, "containers": []}, app="db")
     rig.pod("hostly2", "192.0.2.1", spec={"hostNetwork": True, "containers": []}, app="db")
-    kinds = [(kind, name) for kind, name, _ in rig.events.said]
+    kinds = [(kind, name) for kind, name, _ in rig.events.about]
     assert kinds == [("NetworkPolicy", "p"), ("Pod", "hostly"), ("Pod", "hostly2")]
-    assert "::/0" in rig.events.said[0][2]
-    assert "host's network" in rig.events.said[1][2]
+    assert "::/0" in rig.events.about[0][2]
+    assert "host's network" in rig.events.about[1][2]
     assert rig.of("hostly") is OPEN
 
 
@@ -242,7 +228,7 @@ async def test_a_host_without_network_namespaces_is_named_to_the_isolated(rig: R
     rig.policies.attached(PodUid("fast"), "fast")
     rig.policy(FROM_WEB)
     rig.policies.attached(PodUid("db"), "no-netns")
-    assert [(name, "beyond TCP" in text) for _, name, text in rig.events.said] == [("db", True)]
+    assert [(name, "beyond TCP" in text) for _, name, text in rig.events.about] == [("db", True)]
 
 
 @pytest.fixture(scope="module")
@@ -259,7 +245,7 @@ def test_nobody_is_told_before_all_is_listed_and_then_everybody(keys: Path) -> N
             told: list[str] = []
             policies = Policies(
                 api.client,
-                Events(),  # type: ignore[arg-type]
+                FakeEvents(),  # type: ignore[arg-type]
                 pod_range="10.244.0.0/16",
                 gateway="10.244.0.1",
                 on_change=told.append,

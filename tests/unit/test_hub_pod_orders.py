@@ -6,6 +6,7 @@ the pods are deleted, nothing is left of them anywhere.
 
 from __future__ import annotations
 
+import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -170,8 +171,8 @@ class PodsInAnyOrder(RuleBasedStateMachine):
         site.slurm.hooks.clear()
         site.slurm.after_submit = lambda: None
         site.api.away = False
+        site.settle(0)
         if site.hub is None:
-            site.kill_hub()
             site.start_hub()
         site.agent_hangs_up()
         site.start_agent()
@@ -206,7 +207,8 @@ class PodsInAnyOrder(RuleBasedStateMachine):
         if pod is None:
             return ("gone",)
         status = pod["status"]
-        return status.get("phase"), status.get("reason"), status.get("containerStatuses")
+        states = [json.dumps(one["state"]) for one in status.get("containerStatuses") or ()]
+        return status.get("phase"), status.get("reason"), states
 
     def check_that_nothing_stays(self) -> None:
         for uid in self.uids:

@@ -217,10 +217,9 @@ def test_a_job_that_was_found_is_not_waited_for_any_more(site: Site) -> None:
 
     site.slurm.after_submit = lose
     uid = site.create()
-    site.settle(0.1)
-    assert status(site, uid)["containerStatuses"][0]["state"]["waiting"]["reason"] == "SlurmUnavailable"
     site.settle(10)
-    assert status(site, uid)["containerStatuses"][0]["state"]["waiting"]["reason"] != "SlurmUnavailable"
+    assert "SubmissionFailed" in site.events.reasons
+    assert status(site, uid)["containerStatuses"][0]["state"]["waiting"]["reason"] == "ContainerCreating"
 
 
 def test_nothing_is_submitted_before_slurm_was_listed_once(tmp_path: Path) -> None:
@@ -671,6 +670,19 @@ def test_an_agent_that_started_anew_without_the_pod_has_lost_it(pool: Site) -> N
     pool.settle(5)
     assert pool.phase(uid) == "Failed"
     assert status(pool, uid)["reason"] == "RunnerLost"
+
+
+def test_a_pod_of_an_agent_that_went_while_no_hub_was_there_is_killed_and_then_swept(pool: Site) -> None:
+    uid, runner = on_agent(pool)
+    pool.kill_hub()
+    pool.delete(uid, grace_s=0)
+    pool.start_hub()
+    pool.settle(5)
+    assert runner.files.root.exists(), "its runner may still dial in, with the key that lies there"
+    pool.start_agent()
+    pool.settle(130)
+    assert uid not in pool.runners
+    assert not runner.files.root.exists()
 
 
 def test_a_pod_that_was_disowned_gets_another_job(site: Site) -> None:

@@ -18,6 +18,7 @@ from slurmlet.hub.pods.volume_refresh import VolumeRefresh
 from slurmlet.model.downward_api import Place
 from slurmlet.model.pod_sources import Sources, Token, volume_needs
 from slurmlet.model.volume_plan import volume_plan
+from tests.unit.fakes import FakeEvents, FakeLink
 from tests.unit.loopback import Api, api_server, make_keys, until, watching
 
 MAP = "/api/v1/namespaces/ns/configmaps/cm"
@@ -37,26 +38,6 @@ def make_pod(**labels: str) -> dict[str, Any]:
             "volumes": [{"name": "v", "projected": {"sources": parts}}, {"name": "e"}],
         },
     }
-
-
-class FakeLink:
-    """Takes what a runner would be told."""
-
-    def __init__(self) -> None:
-        self.alive = self.has_pod = True
-        self.told: list[dict[str, Any]] = []
-
-    async def tell(self, message: Any) -> None:
-        assert message["type"] == "volumes"
-        self.told.append(message["volumes"])
-
-
-class FakeEvents:
-    def __init__(self) -> None:
-        self.told: list[tuple[str, str]] = []
-
-    def pod_event(self, _pod: Any, _kind: str, reason: str, message: str) -> None:
-        self.told.append((reason, message))
 
 
 def config_map(version: int, **data: str) -> dict[str, Any]:
@@ -99,7 +80,7 @@ def is_due(state: PodState, versions: dict[str, Versions], later_s: float = 0) -
 
 
 def test_nothing_is_due_after_the_plan(versions: dict[str, Versions]) -> None:
-    assert not is_due(delivered(make_pod(), FakeLink()), versions)
+    assert not is_due(delivered(make_pod(), FakeLink(has_pod=True)), versions)
 
 
 def test_newer_older_deleted_and_new_objects(versions: dict[str, Versions]) -> None:
@@ -121,18 +102,18 @@ def test_a_watch_that_has_not_listed_yet_decides_nothing(versions: dict[str, Ver
 
 
 def test_labels_make_it_due_only_where_they_are_shown(versions: dict[str, Versions]) -> None:
-    state = delivered(make_pod(a="1"), FakeLink())
+    state = delivered(make_pod(a="1"), FakeLink(has_pod=True))
     state.pod = make_pod(a="2")
     assert is_due(state, versions)
     plain = make_pod(a="1")
     plain["spec"]["volumes"] = [{"name": "v", "configMap": {"name": "cm"}}]
-    state = delivered(plain, FakeLink())
+    state = delivered(plain, FakeLink(has_pod=True))
     state.pod = {**plain, "metadata": {**plain["metadata"], "labels": {"a": "2"}}}
     assert not is_due(state, versions)
 
 
 def test_tokens_are_due_at_four_fifths_of_their_life(versions: dict[str, Versions]) -> None:
-    state = delivered(make_pod(), FakeLink())
+    state = delivered(make_pod(), FakeLink(has_pod=True))
     assert not is_due(state, versions, later_s=465)
     assert is_due(state, versions, later_s=481)
 
@@ -192,12 +173,12 @@ def test_a_change_is_delivered_once_and_costs_no_token(keys: Path, monkeypatch: 
         await until(lambda: link.told)
         await asyncio.sleep(0.1)
         assert len(link.told) == 1
-        files = link.told[0]["v"]["files"]
+        files = link.told[0]["volumes"]["v"]["files"]
         assert content(files, "key") == b"new"
         assert files["token"]["keep"]
         assert api.seen("POST", TOKEN) == []
 
-    state = delivered(make_pod(), FakeLink(), key="old")
+    state = delivered(make_pod(), FakeLink(has_pod=True), key="old")
     refreshed(keys, monkeypatch, state, [changed(6)], scenario)
 
 
@@ -209,7 +190,7 @@ def test_a_change_of_nothing_is_not_delivered(keys: Path, monkeypatch: pytest.Mo
         assert link.told == []
         assert len(api.seen("GET", MAP)) == 1
 
-    state = delivered(make_pod(), FakeLink(), key="old")
+    state = delivered(make_pod(), FakeLink(has_pod=True), key="old")
     refreshed(keys, monkeypatch, state, [changed(6)], scenario)
 
 
@@ -218,14 +199,14 @@ def test_a_deleted_source_is_told_of_once_and_nothing_changes(
 ) -> None:
     async def scenario(api: Api, link: FakeLink, events: FakeEvents) -> None:
         api.on("GET", MAP, 404)
-        await until(lambda: events.told)
+        await until(lambda: events.said)
         await asyncio.sleep(0.1)
-        assert events.told == [
+        assert events.said == [
             ("FailedMount", 'MountVolume.SetUp failed for volume "v" : configmap "cm" not found')
         ]
         assert link.told == []
 
-    state = delivered(make_pod(), FakeLink(), key="old")
+    state = delivered(make_pod(), FakeLink(has_pod=True), key="old")
     refreshed(keys, monkeypatch, state, [changed(6, "DELETED")], scenario)
 
 
@@ -235,10 +216,10 @@ def test_an_old_token_is_replaced(keys: Path, monkeypatch: pytest.MonkeyPatch) -
         await until(lambda: link.told)
         await asyncio.sleep(0.1)
         assert len(link.told) == 1
-        assert content(link.told[0]["v"]["files"], "token") == b"second"
+        assert content(link.told[0]["volumes"]["v"]["files"], "token") == b"second"
         assert len(api.seen("POST", TOKEN)) == 1
 
-    state = delivered(make_pod(), FakeLink(), key="old")
+    state = delivered(make_pod(), FakeLink(has_pod=True), key="old")
     assert state.delivered is not None
     state.delivered.token_due_s = dict.fromkeys(state.delivered.token_due_s, 0.0)
     refreshed(keys, monkeypatch, state, [], scenario)
@@ -250,13 +231,13 @@ def test_a_runner_that_comes_back_is_given_everything_but_its_token(
     async def scenario(api: Api, link: FakeLink, _events: FakeEvents) -> None:
         api.on("GET", MAP, config_map(5, key="old"))
         await until(lambda: link.told)
-        assert link.told[0]["v"]["files"]["token"]["keep"]
+        assert link.told[0]["volumes"]["v"]["files"]["token"]["keep"]
         assert state.delivered is not None
         assert set(state.delivered.token_due_s) == {Token("", 600)}
 
     monkeypatch.setattr(delivered_volumes.random, "uniform", lambda _low, high: high)
-    state = delivered(make_pod(), FakeLink(), key="old")
-    state.link = FakeLink()  # type: ignore[assignment]
+    state = delivered(make_pod(), FakeLink(has_pod=True), key="old")
+    state.link = FakeLink(has_pod=True)  # type: ignore[assignment]
     refreshed(keys, monkeypatch, state, [], scenario)
 
 
@@ -266,7 +247,7 @@ def test_a_server_in_trouble_is_asked_again_later(keys: Path, monkeypatch: pytes
     async def scenario(api: Api, link: FakeLink, _events: FakeEvents) -> None:
         api.on("GET", MAP, 500, config_map(6, key="new"))
         await until(lambda: link.told)
-        assert content(link.told[0]["v"]["files"], "key") == b"new"
+        assert content(link.told[0]["volumes"]["v"]["files"], "key") == b"new"
 
-    state = delivered(make_pod(), FakeLink(), key="old")
+    state = delivered(make_pod(), FakeLink(has_pod=True), key="old")
     refreshed(keys, monkeypatch, state, [changed(6)], scenario)

@@ -173,6 +173,7 @@ class _Hub:
             self._watch,
             slurm,
             self._submitter,
+            self._agents,
             self._network,
         )
         self._watch.subscribe(self._pods.slurm_looked)

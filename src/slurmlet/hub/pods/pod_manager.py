@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from slurmlet.base.errors import SlurmletError
+from slurmlet.base.files import read_json
 from slurmlet.base.layout import ClusterFiles
+from slurmlet.hub.allocations.agents import Agents
 from slurmlet.hub.jobs.job_watch import JobWatch
 from slurmlet.hub.network.pod_network import Network
 from slurmlet.hub.pods.job_submission import Submitter
 from slurmlet.hub.pods.pod_state import PodState
 from slurmlet.hub.pods.pod_worker import PodWorker
-from slurmlet.hub.runner_links import GATEWAY, RunnerLink
+from slurmlet.hub.runner_links import GATEWAY, LinkLost, RunnerLink
 from slurmlet.model import job_states
 from slurmlet.model.ids import JobId, PodUid
 from slurmlet.protocol.messages import GatewayToHub, RunnerToHub
@@ -36,6 +39,7 @@ class Pods:
         watch: JobWatch,
         slurm: Slurm,
         submitter: Submitter,
+        agents: Agents,
         network: Network | None,
     ) -> None:
         self._new_worker = new_worker
@@ -44,6 +48,7 @@ class Pods:
         self._watch = watch
         self._slurm = slurm
         self._submitter = submitter
+        self._agents = agents
         self._network = network
         self._workers: dict[PodUid, PodWorker] = {}
         self._by_name: dict[tuple[str, str], PodWorker] = {}
@@ -152,6 +157,7 @@ class Pods:
         while True:
             # Jobs first: a directory is needed as long as its job may run.
             orphans = await self._sweep_jobs()
+            await self._sweep_agents()
             await asyncio.to_thread(self._sweep_directories, orphans)
             await asyncio.sleep(_SWEEP_S)
 
@@ -168,12 +174,25 @@ class Pods:
                 log.warning("they could not be cancelled: %s", error.message)
         return orphans
 
+    async def _sweep_agents(self) -> None:
+        for agent in self._agents:
+            for uid in agent.running - self._workers.keys():
+                log.info("node %s: killing pod %s, whose object is gone", agent.name, uid)
+                with contextlib.suppress(LinkLost):
+                    await self._agents.kill(agent, uid)
+
     def _sweep_directories(self, still_running: set[PodUid]) -> None:
         root = self._files.pods
         for directory in list(root.iterdir()) if root.is_dir() else ():
             uid = PodUid(directory.name)
-            if uid not in self._workers and uid not in still_running:
+            if uid not in self._workers and uid not in still_running and not self._may_run_on_agent(uid):
                 shutil.rmtree(directory, ignore_errors=True)
+
+    def _may_run_on_agent(self, uid: PodUid) -> bool:
+        """Its runner needs the directory to dial in, and to be told that the pod is gone."""
+        note = read_json(self._files.pod(uid).job) or {}
+        agent = self._agents.get(str(note.get("node") or ""))
+        return agent is not None and agent.fate is None and (not agent.alive or uid in agent.running)
 
 
 def _name(pod: Obj) -> tuple[str, str]:

@@ -124,8 +124,8 @@ class PodWorker:
         self._wake.set()
 
     def _adopt_job_of(self, link: RunnerLink) -> None:
-        """Should the pod ever have two jobs, the runner's is the one that holds the claim, once Slurm says it is the pod's."""
-        state, told = self.state, JobId(link.hello["job_id"])
+        """Should the pod ever have two jobs, its runner's holds the claim. Slurm must know the job as the pod's."""
+        state, told = self.state, JobId(link.runner["job_id"])
         if told and told != state.job_id and self._watch.owns(state.uid, told):
             state.job_id, state.fate = told, None
 
