@@ -33,9 +33,11 @@ from slurmlet.model import pod_job
 from slurmlet.model.allocation_node import AllocationFacts
 from slurmlet.model.ids import JobId, PodUid
 from slurmlet.model.slurm_values import Job, JobSpec, Partition
+from slurmlet.protocol import checks
 from slurmlet.slurm.fake import FakeSlurm
 from tests.unit.fakes import FakeEvents, FakeImages, FakeLink, FakePodApi, FakeServices
 from tests.unit.hub_making import CLUSTER_ID, make_settings
+from tests.unit.reports import pod_report
 from tests.unit.virtual_time import EPOCH_S, LoopClock, VirtualLoop
 
 NODE, POOL_NODE = "batch", "pool-1"
@@ -115,17 +117,14 @@ class Runner:
 
     def say(self, phase: str, state: str, exit_code: int | None = None, problem: Obj | None = None) -> None:
         """A report: first on disk, as the runner does, then to whoever listens."""
+        began, ended = "2026-01-01T00:00:00Z", "2026-01-01T00:00:09Z"
         one = {
             "image": "busybox", "state": state, "reason": "Completed" if exit_code == 0 else "Error" if exit_code else "",
-            "message": "", "started_at": "2026-01-01T00:00:00Z" if state != "waiting" else None,
-            "finished_at": "2026-01-01T00:00:09Z" if state == "terminated" else None,
-            "exit_code": exit_code, "signal": 0, "container_id": "crun://1", "restart_count": 0,
-            "started": state == "running", "ready": state == "running", "last": None, "user": None,
+            "started_at": began if state != "waiting" else None, "finished_at": ended if state == "terminated" else None,
+            "exit_code": exit_code, "container_id": "crun://1", "started": state == "running", "ready": state == "running",
         }  # fmt: skip
-        self.report = {
-            "phase": phase, "started_at": "2026-01-01T00:00:00Z", "exit_code": exit_code, "problem": problem,
-            "restarting_all": False, "init_containers": {}, "containers": {"c": one}, "ephemeral_containers": {},
-        }  # fmt: skip
+        self.report = dict(pod_report({"c": one}, phase=phase, exit_code=exit_code, problem=problem))
+        checks.pod_report(self.report)
         write_json(self.files.report, self.report)
         self._seq += 1
         if self.link is not None and self.site.hub is not None:
