@@ -91,6 +91,8 @@ class Lifecycle:
 
     def stop(self, grace_s: float) -> None:
         """End the pod as the kubelet would; a later call may only shorten the grace."""
+        if self._done:
+            return  # the last report is said, and must stay the last
         by_s = time.monotonic() + grace_s
         self._stop_by_s = by_s if self._stop_by_s is None else min(by_s, self._stop_by_s)
         self._context.reporter.set_phase(reporter.STOPPING)
