@@ -7,6 +7,8 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from slurmlet import __version__
 from slurmlet.controlplane.runner_archive import pack_runner, runner_sources, write_runner
 
@@ -49,15 +51,16 @@ def test_compiled_modules_are_used(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (7, "ran ['some dir']\n")
 
 
+def of_another(name: str, data: bytes) -> tuple[str, bytes]:
+    """As another Python finds the archive."""
+    if name.startswith("compiled-"):
+        return "compiled-00000d0a", b"not for you"
+    return name, b"\x00\x00\r\n" + data[4:] if name.endswith(".pyc") else data
+
+
 def test_another_python_falls_back_to_the_source(tmp_path: Path) -> None:
     path = tmp_path / "runner.pyz"
     path.write_bytes(pack_runner(SOURCES))
-
-    def of_another(name: str, data: bytes) -> tuple[str, bytes]:
-        if name.startswith("compiled-"):
-            return "compiled-00000d0a", b"not for you"
-        return name, b"\x00\x00\r\n" + data[4:] if name.endswith(".pyc") else data
-
     rewritten(path, of_another)
     done = run(path)
     assert (done.returncode, done.stdout) == (7, "ran ['some dir']\n")
@@ -79,6 +82,52 @@ def main():
     said = run(path, "-S").stderr
     assert "slurmlet/entrypoint/broken.py" in said
     assert "    raise ValueError('its own line')" in said
+
+
+@pytest.mark.parametrize("python", ["the same Python", "another Python"])
+def test_a_module_that_is_imported_late_is_of_the_version_that_was_started(
+    tmp_path: Path, python: str
+) -> None:
+    """`slurmlet up` of a newer version replaces the archive under those that run."""
+    late = b"""
+import sys, traceback
+
+def main():
+    print('begun', flush=True)
+    sys.stdin.readline()
+    from slurmlet.entrypoint.other import VERSION
+    print(VERSION)
+    try:
+        from slurmlet.entrypoint.broken import work
+        work()
+    except ValueError:
+        traceback.print_exc()
+"""
+    old = {
+        **SOURCES,
+        "slurmlet/entrypoint/main.py": late,
+        "slurmlet/entrypoint/other.py": b"VERSION = 'old'\n",
+    }
+    new = {
+        **old,
+        "slurmlet/entrypoint/other.py": b"VERSION = 'new'\n",
+        "slurmlet/entrypoint/a.py": b"#" * 5000,
+    }
+    path, newer = tmp_path / "runner.pyz", tmp_path / "newer.pyz"
+    for place, sources in ((path, old), (newer, new)):
+        place.write_bytes(pack_runner(sources))
+        if python == "another Python":
+            rewritten(place, of_another)
+    argv = [sys.executable, "-I", str(path)]
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"begun\n"
+        newer.replace(path)
+        said, complained = process.communicate(b"go on\n", timeout=30)
+    assert (process.returncode, said) == (0, b"old\n"), complained
+    assert b"ValueError: its own line" in complained
 
 
 def test_same_input_same_bytes(tmp_path: Path) -> None:

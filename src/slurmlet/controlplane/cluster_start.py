@@ -1,5 +1,8 @@
 """`slurmlet up`: find the running cluster or start it, and return when a pod could be scheduled.
 
+A cluster that runs with another slurmlet than the one installed is started anew with this one. Its pods go on meanwhile:
+they are Slurm's jobs, and their runners dial the new hub, which understands them (`protocol/version.py`).
+
 A failed `up` leaves nothing running; data and Slurm jobs stay as they were.
 """
 
@@ -25,13 +28,16 @@ from slurmlet.controlplane import cluster_config as configs
 from slurmlet.controlplane import kubeconfigs, network_config, scheduler_config
 from slurmlet.controlplane.api_probe import ApiProbe
 from slurmlet.controlplane.cluster_config import ClusterConfig
+from slurmlet.controlplane.cluster_stop import stop_supervisor
 from slurmlet.controlplane.components import BINARIES, GATEWAY, HUB
+from slurmlet.controlplane.installed_code import installed_code
 from slurmlet.controlplane.run_files import (
     lifecycle_lock,
     make_dirs,
     read_components,
     run_files,
     running_supervisor,
+    supervisor_code,
 )
 from slurmlet.controlplane.supervisor import rotate
 from slurmlet.model.partition_node import HELD_BY_SLURM
@@ -73,14 +79,20 @@ def up(
     running_supervisor(files, "up")
     with lifecycle_lock(files):
         make_dirs(files)
-        running = running_supervisor(files, "up") is not None
-        if running:
+        found = running_supervisor(files, "up")
+        running = found is not None
+        if found is not None:
             config = configs.load_existing(files)
             _check_same(config, partitions, launch)
             ranges.choose((), wanted, ranges.Ranges(config.pod_range, config.service_range))
             configs.encryption(config, encrypt)
-        else:
-            config = _prepare_and_spawn(files, _Asked(partitions, address, wanted, encrypt, launch), steps)
+            if supervisor_code(run_files(files)) != installed_code():
+                with steps.step("stopping the control plane of another version"):
+                    stop_supervisor(found[0])
+                # Compute nodes that run pods know this one.
+                running, address = False, address or config.api_address
+        if not running:
+            _prepare_and_spawn(files, _Asked(partitions, address, wanted, encrypt, launch), steps)
         try:
             nodes = _wait_until_usable(files, steps, timeout_s)
         except BaseException:
@@ -115,14 +127,13 @@ class _Asked:
     launch: str | None = None
 
 
-def _prepare_and_spawn(files: ClusterFiles, asked: _Asked, steps: Steps) -> ClusterConfig:
+def _prepare_and_spawn(files: ClusterFiles, asked: _Asked, steps: Steps) -> None:
     from slurmlet.upstream.binaries import ensure
 
     binaries = ensure([*BINARIES, "kubectl"])
     with steps.step("keys, ports and configuration"):
-        config = prepare(files, binaries, asked)
+        prepare(files, binaries, asked)
     _spawn(files, binaries)
-    return config
 
 
 def prepare(files: ClusterFiles, binaries: Path, asked: _Asked) -> ClusterConfig:

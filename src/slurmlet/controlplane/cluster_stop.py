@@ -73,7 +73,7 @@ def down(
                 problem = error
         with steps.step("control plane"):
             if supervisor is not None:
-                _stop_supervisor(supervisor)
+                stop_supervisor(supervisor)
             _stop_leftovers(files)
         _forget(files)
         if purge and problem is None:
@@ -103,7 +103,7 @@ def _stop_hub(files: ClusterFiles, supervisor: ProcessIdentity) -> None:
         say("  the hub does not end; it will be killed with the rest")
 
 
-def _stop_supervisor(supervisor: ProcessIdentity) -> None:
+def stop_supervisor(supervisor: ProcessIdentity) -> None:
     supervisor.send(signal.SIGTERM)
     if not _wait(lambda: not supervisor.alive(), _STOP_S):
         # Its children are tied to it: the kernel ends them too.

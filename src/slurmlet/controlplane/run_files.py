@@ -131,8 +131,15 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def write_supervisor(run: RunFiles, identity: ProcessIdentity, since: str) -> None:
-    write_json(run.supervisor, {**dataclasses.asdict(identity), "since": since})
+def write_supervisor(run: RunFiles, identity: ProcessIdentity, since: str, code: str = "") -> None:
+    """`code`: which slurmlet it is of (installed_code.py)."""
+    write_json(run.supervisor, {**dataclasses.asdict(identity), "since": since, "code": code})
+
+
+def supervisor_code(run: RunFiles) -> str:
+    """Which slurmlet the recorded supervisor is of; "" for one that did not say yet."""
+    raw = read_json(run.supervisor)
+    return str(raw.get("code") or "") if isinstance(raw, dict) else ""
 
 
 def read_supervisor(run: RunFiles) -> tuple[ProcessIdentity, str] | None:

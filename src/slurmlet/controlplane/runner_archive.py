@@ -1,7 +1,7 @@
 """runner.pyz: the runner as one file on the shared file system, ready to start in every job.
 
 Holds all modules compiled, in one piece, beside their sources: where the compute node's Python is the one that packed
-it, nothing is compiled or searched at start (entrypoint/archive.py); any other Python finds the sources. The same input
+it, nothing is compiled or searched at start (entrypoint/archive.py); any other Python takes the sources. The same input
 gives the same bytes.
 """
 
@@ -85,6 +85,9 @@ def pack_runner(sources: dict[str, bytes]) -> bytes:
     with zipfile.ZipFile(buffer, "a") as archive:
         _add(archive, f"compiled-{MAGIC_NUMBER.hex()}", marshal.dumps(modules))
         _add(archive, "__main__.pyc", _UNCHECKED + modules.pop("__main__")[1])
+        # In an old form, which every Python reads.
+        names = [(name, is_package) for name, (is_package, _) in modules.items()]
+        _add(archive, "modules", marshal.dumps(names, 2))
         for name in sorted(sources):
             _add(archive, name, sources[name])
     return buffer.getvalue()

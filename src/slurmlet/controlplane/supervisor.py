@@ -27,6 +27,7 @@ from slurmlet.controlplane.cluster_config import ClusterConfig, now
 from slurmlet.controlplane.component_process import Child, adopt_orphans, kill_adopted, reap_orphans
 from slurmlet.controlplane.components import HUB, Component, components
 from slurmlet.controlplane.heartbeat import Heartbeat, TakenError
+from slurmlet.controlplane.installed_code import installed_code
 from slurmlet.controlplane.run_files import ProcessIdentity, run_files, write_supervisor
 
 _WAKING = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1}
@@ -64,6 +65,8 @@ class Supervisor:
         self._identity, self._heartbeat = identity, heartbeat
         self._taken = False
         self._since = now()
+        # Of this process, whatever is installed later.
+        self._code = installed_code()
         self._config = configs.load_existing(files)
         self._api_answers = False
         self._probe = ApiProbe(files, timeout_s=1.0)
@@ -83,7 +86,7 @@ class Supervisor:
                 rotate(child.log)
             except OSError as error:
                 _log(f"cannot rotate {child.log}: {error}")
-        write_supervisor(run_files(self._files), self._identity, self._since)
+        write_supervisor(run_files(self._files), self._identity, self._since, self._code)
         _log(f"supervisor {self._identity.pid} of cluster {self._config.name} ({self._config.id})")
         try:
             self._watch()

@@ -53,12 +53,12 @@ def requirements() -> list[str]:
     return sorted(tomllib.loads((top / "pyproject.toml").read_text())["project"]["dependencies"])
 
 
-def build_wheel(folder: Path) -> Path:
-    """A wheel of this very slurmlet, alone in `folder`."""
+def build_wheel(folder: Path, sources: Path | None = None) -> Path:
+    """A wheel of this very slurmlet, or of another source tree, alone in `folder`."""
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
-    top = checkout()
+    top = sources or checkout()
     if top is None:
         return _repack(folder)
     direct = importlib.util.find_spec("hatchling") is not None
