@@ -168,6 +168,10 @@ def test_slurms_configuration_is_read() -> None:
     }
 
 
+def test_the_user_s_scratch_reaches_jobs() -> None:
+    assert command_environment({"TMPDIR": "/scratch/user1"}) == {"TMPDIR": "/scratch/user1"}
+
+
 def test_the_environment_of_an_allocation_is_left_behind() -> None:
     kept = command_environment(
         {

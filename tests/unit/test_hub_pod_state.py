@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from slurmlet.hub.pods.pod_state import PodState
 from slurmlet.model.job_states import Fate, Stage
+from slurmlet.protocol.pod_report import PodReport
+from tests.unit.reports import pod_report
 
 POD = {
     "metadata": {"name": "p", "namespace": "n", "uid": "u"},
@@ -83,3 +85,33 @@ class TestNews:
     ) -> None:
         setattr(state, name, value)
         assert state.news_in_s == 0
+
+
+class TestStillborn:
+    """Pods that end before anything of them ran slow their controller down."""
+
+    NO_ROOM: ClassVar = {"reason": "CreateContainerError", "message": "no room"}
+
+    @pytest.mark.parametrize(
+        ("report", "stillborn"),
+        [
+            (pod_report({"c": {"state": "waiting"}}, phase="Done", problem=NO_ROOM), True),
+            (pod_report(phase="Done", problem={"reason": "NodeNotUsable", "message": ""}), True),
+            (pod_report({"c": {"container_id": "crun://1"}}, phase="Done", problem=NO_ROOM), False),
+            (pod_report({"c": {"state": "waiting"}}, problem=NO_ROOM), False),
+            # Deleted, or ended by Slurm, before it began.
+            (pod_report({"c": {"state": "waiting"}}, phase="Done"), False),
+            (pod_report(phase="Done", problem={"reason": "Terminated", "message": ""}), False),
+        ],
+        ids=["not created", "node not usable", "it ran", "not over", "deleted", "signalled"],
+    )
+    def test_by_what_the_runner_told(self, report: PodReport, stillborn: bool) -> None:
+        state = PodState(POD)
+        state.report = report
+        assert state.stillborn is stillborn
+
+    def test_by_a_job_that_ended_without_a_word(self) -> None:
+        state = PodState(POD)
+        assert not state.stillborn
+        state.fate = Fate(Stage.ENDED)
+        assert state.stillborn

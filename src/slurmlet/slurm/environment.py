@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 # What Slurm's commands need to find and trust the cluster, and what a job's script needs to run. Nothing else.
 _KEPT_VARIABLES = (
-    "HOME", "USER", "LOGNAME", "PATH", "LANG", "LC_ALL", "SLURM_CONF", "LD_LIBRARY_PATH", "KRB5CCNAME",
+    "HOME", "USER", "LOGNAME", "PATH", "LANG", "LC_ALL", "TMPDIR", "SLURM_CONF", "LD_LIBRARY_PATH", "KRB5CCNAME",
     "SLURM_JWT", "SLURMLET_UPSTREAM_DIR", "SLURMLET_CACHE", "SLURMLET_HOME",
 )  # fmt: skip
 

@@ -102,7 +102,6 @@ class PodStarter:
         state.prepared = None
         state.expect_news(_STARTS_S)
         log.info("pod %s: its runner has the plan", state.name)
-        self._pacer.started(state.pod)
         return None
 
     def _refuse(self, state: PodState, error: RefusedPod) -> None:

@@ -10,6 +10,7 @@ from slurmlet.hub.pods.delivered_volumes import Record
 from slurmlet.hub.pods.image_pulls import Backoff
 from slurmlet.hub.runner_links import RunnerLink
 from slurmlet.images.image_store import Image
+from slurmlet.model.container_reports import containers_of
 from slurmlet.model.downward_api import Place
 from slurmlet.model.ids import JobId, PodUid
 from slurmlet.model.job_states import Fate, Stage
@@ -119,6 +120,18 @@ class PodState:
             return False
         told = [*self.report["containers"].values(), *self.report["init_containers"].values()]
         return self.report["problem"] is not None or any(one["state"] != "waiting" for one in told)
+
+    @property
+    def ran(self) -> bool:
+        """Some container of it was started."""
+        return any(one["container_id"] for one in containers_of(self.report).values())
+
+    @property
+    def stillborn(self) -> bool:
+        """It ended before anything of it ran, for a reason that the next pod of its kind would meet too."""
+        if self.report is None:
+            return self.job_over
+        return self.runner_done and self.report["problem"] is not None and not self.ran and not self.signalled
 
     @property
     def began_before(self) -> bool:

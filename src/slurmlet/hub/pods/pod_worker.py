@@ -152,6 +152,8 @@ class PodWorker:
             self._events.pod_event(self.state.pod, *told)
             return
         self.state.report = message["report"]
+        if self.state.ran:
+            self._pacer.started(self.state.pod)
         # The runner put it on disk before it sent it, so it is written down already.
         await link.tell({"type": "ack", "seq": message["seq"]})
         self._wake.set()
@@ -301,7 +303,7 @@ class PodWorker:
                 self._verdict_asked_s = now_s
             if now_s - self._verdict_asked_s < _VERDICT_S:
                 return _SOON_S
-        if state.job_over and state.report is None:
+        if state.stillborn:
             self._pacer.stillborn(state.pod)
         if state.job_id is not None and is_new_resize(state.pod):
             text = resize_event(state.pod)

@@ -19,6 +19,7 @@ from slurmlet.runner.containers.prober import Probes
 from slurmlet.runner.containers.restart_backoff import Backoff, spoken
 from slurmlet.runner.containers.termination_message import termination_message
 from slurmlet.runner.host.image_unpack import remove_tree
+from slurmlet.runner.host.scratch_space import NO_ROOM, told
 from slurmlet.runner.link import reporter
 from slurmlet.runner.volumes.etc_files import etc_mounts
 from slurmlet.runner.volumes.pod_volumes import Mount, VolumeError
@@ -137,7 +138,7 @@ class Container:
             self._not_created(str(problem), problem.event, problem.reason)
             return
         except OSError as problem:
-            self._not_created(str(problem))
+            self._not_created(told(problem))
             return
         tty = bool(self.plan.get("tty"))
         self._outputs = Outputs(self._context.loop, self._log, tty=tty, stdin=bool(self.plan.get("stdin")))
@@ -164,7 +165,7 @@ class Container:
         self.busy = False
         self._clean()
         if error:
-            self.create_failures += 1
+            self.create_failures += MAX_CREATE_FAILURES if error.startswith(NO_ROOM) else 1
             self.event("Warning", event, f"Error: {error}" if event == "Failed" else error)
             self._waiting(self._creating if reason == "ContainerCreating" else reason, error)
         self._finished_s = time.monotonic()

@@ -12,6 +12,7 @@ import os
 import stat
 
 from slurmlet.runner.host.sandbox import SUBUID, Mapping
+from slurmlet.runner.host.scratch_space import NO_ROOM, NoRoom, make_room, told
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,9 +48,18 @@ def unpack_once(image_dir: str, images: str, mapping: Mapping) -> str:
         temporary = os.path.join(images, f".new-{name}")
         remove_tree(temporary)
         os.mkdir(temporary, 0o755)
+        archive = os.path.join(image_dir, "rootfs.tar")
         try:
-            unpack(os.path.join(image_dir, "rootfs.tar"), temporary, mapping)
+            make_room(images, mapping.kind, os.stat(archive).st_size, remove_tree)
+            unpack(archive, temporary, mapping)
             os.rename(temporary, tree)
+        except OSError as error:
+            # Others may have filled it meanwhile.
+            text = told(error)
+            remove_tree(temporary)
+            if text.startswith(NO_ROOM):
+                raise NoRoom(text) from error
+            raise
         except BaseException:
             remove_tree(temporary)
             raise

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from typing import List, Mapping
 
 
+# In a pod's directory: a file for each image that the pod uses, by the name of its directory in the store.
+USES = "uses"
 # Between making a pod's directory and locking it lies a moment in which it looks abandoned.
 _YOUNG_S = 60.0
 
@@ -30,17 +32,22 @@ class Scratch:
         # A short name: sockets in it may have paths of 108 bytes at most.
         # A tmpfs in the sandbox's own mount namespace: secrets, bundles (they hold the environment), crun's state.
         self.private = os.path.join(self.pod, "p")
-        for path in (self.images, self.pod, self.private):
+        for path in (self.images, self.pod, self.private, os.path.join(self.pod, USES)):
             os.makedirs(path, mode=0o700, exist_ok=True)
         # Held as long as this process lives: says to others that the pod's files are in use.
         self._lock = os.open(self.pod, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
 
+    def use_image(self, image_dir: str) -> None:
+        """Before it is looked for: from now on nobody on this node removes it to make room."""
+        name = os.path.basename(image_dir.rstrip("/"))
+        os.close(os.open(os.path.join(self.pod, USES, name), os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+
     def abandoned(self) -> List[str]:
         """Directories of pods of this user whose runner is gone."""
         pods = os.path.dirname(self.pod)
         found = [os.path.join(pods, name) for name in os.listdir(pods)]
-        return [path for path in found if path != self.pod and _unused(path)]
+        return [path for path in found if path != self.pod and unused(path)]
 
     def run_dir(self, container: str, run: int) -> str:
         """Writable layer and mount point of one run of a container."""
@@ -54,7 +61,8 @@ class Scratch:
         return path
 
 
-def _unused(path: str) -> bool:
+def unused(path: str) -> bool:
+    """Whether the runner of this pod's directory is gone."""
     try:
         if time.time() - os.stat(path).st_ctime < _YOUNG_S:
             return False

@@ -56,6 +56,7 @@ class Lifecycle:
         self._done = False
 
     def _make(self, plan: ContainerPlan, kind: str) -> Container:
+        self._context.scratch.use_image(plan["image_dir"])
         return Container(self._context, plan, kind, self._changed)
 
     def find(self, name: str) -> Optional[Container]:
@@ -82,6 +83,7 @@ class Lifecycle:
         if container.busy:
             self._context.loop.later(_LOOK_AGAIN_S, lambda: self.redefine(plan))
             return
+        self._context.scratch.use_image(plan["image_dir"])
         container.redefine(plan)
         self._context.reporter.changed()
 

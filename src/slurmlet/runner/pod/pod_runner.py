@@ -184,7 +184,9 @@ class Runner:
             self._end_without_pod(1)
             return
         except (OSError, pod_setup.NoRuntime) as error:
-            self._reporter.problem("NodeNotUsable", str(error))
+            from slurmlet.runner.host.scratch_space import told
+
+            self._reporter.problem("NodeNotUsable", told(error))
             self._end_without_pod(1)
             return
         self._lifecycle = Lifecycle(self._context, self._done)

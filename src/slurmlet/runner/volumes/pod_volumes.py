@@ -82,6 +82,7 @@ class Volumes:
                 on_done(error)
                 return
             directory = waiting.pop()
+            self._scratch.use_image(directory)
             if find_unpacked(directory, self._scratch.images, self._mapping):
                 next_one("", "")
                 return
