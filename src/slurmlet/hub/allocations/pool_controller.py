@@ -73,6 +73,7 @@ class PoolController:
         self._mark = 0  # of the last change that we asked Slurm for
         self._busy_s: dict[str, float] = {}  # when each member last had a pod
         self._active = False
+        self._tidied: set[str] | None = None  # who was there when directories were last looked through
         self._spec = PoolSpec()
         self._growth = Growth(clock or Clock())
         self._controller = Controller(_POOL, self.reconcile, backoff=_TROUBLE, on_failure=self._failed)
@@ -128,7 +129,10 @@ class PoolController:
             self._tell("PoolNodeFailed", f"{text}; next try in {self._growth.wait_s():.0f} s")
         self._busy_s = {one.name: self._busy_s[one.name] for one in members}
         known = {one.name for one in members} | {agent.name for agent in self._agents}
-        await asyncio.to_thread(self._remove_others, known)
+        # The home is shared and may be slow: it is looked at only when something came or went.
+        if known != self._tidied:
+            await asyncio.to_thread(self._remove_others, known)
+            self._tidied = known
 
     def _remove_others(self, known: set[str]) -> None:
         """Directories, with the keys in them, of members that are over. Those of agents go with their Node."""
@@ -194,6 +198,7 @@ class PoolController:
     async def _ask_for_one(self, spec: PoolSpec) -> Member:
         name = f"pool-{secrets.token_hex(3)}"
         files = self._settings.files.node(name)
+        self._tidied = None
         # An OSError here is about the home, not about Slurm: the turn has failed, and its back-off counts.
         await asyncio.to_thread(self._authority.equip, files, name, NODE_NAME_PREFIX)
         argv = shlex.join(["python3", "-IS", str(self._settings.files.runner), "agent", str(files.root)])
