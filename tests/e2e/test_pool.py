@@ -201,9 +201,9 @@ def test_a_pool_that_slurm_refuses_is_told_of_and_asked_for_rarely(
         )
         return [one for one in json.loads(found.stdout)["items"] if one["reason"] == "PoolRefused"]
 
-    pool("size", "--min", "1", "--max", "1", "--sbatch", "--partition=short --time=1-0")
+    pool("size", "--min", "1", "--max", "1", "--sbatch", "--partition=nowhere")
     event = eventually(lambda: (told() or [None])[0])
-    assert "time limit" in event["message"].lower(), "Slurm's own words"
+    assert "invalid partition" in event["message"].lower(), "Slurm's own words"
     assert "slurmlet pool size --sbatch" in event["message"]
     time.sleep(16)
     assert sum(one.get("count", 1) for one in told()) <= 3, "at once, after 5 s, after 15 s"
