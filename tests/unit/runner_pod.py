@@ -20,17 +20,12 @@ import pytest
 
 from slurmlet.linux.event_loop import Timer
 from slurmlet.protocol import checks, wire
-from slurmlet.runner.containers import container_stop
 from slurmlet.runner.containers.container import Container
-from slurmlet.runner.containers.oci_runtime import Start
+from slurmlet.runner.containers.container_runtime import CREATE_ERROR, Start
 from slurmlet.runner.containers.pod_context import PodContext
-from slurmlet.runner.host import image_unpack
-from slurmlet.runner.host.sandbox import SINGLE, Mapping
 from slurmlet.runner.host.scratch import Scratch
 from slurmlet.runner.link.reporter import Reporter
 from slurmlet.runner.pod.pod_lifecycle import Lifecycle
-
-ONE = Mapping(SINGLE, 1, 1)
 
 
 class VirtualRunnerLoop:
@@ -140,36 +135,44 @@ class FakeRuntime:
         self.began: list[str] = []  # names, in order
         self.deleted: list[str] = []
         self.executed: list[tuple[list[str], Start]] = []
-        self.refuse = ""
+        self.cannot_create = self.refuse = ""
+        self.created: dict[str, str] = {}  # id → name
+        self._by_id: dict[str, Process] = {}
+        self.lacks: dict[str, str] = {}
         self._pids = itertools.count(1_000_000_000)
 
-    def run(self, container_id: str, config: dict[str, Any], start: Start) -> None:
-        name = str(config["process"]["args"][0])
+    def create(
+        self, container_id: str, plan: Any, run_dir: str, on_created: Callable[[str, str], None]
+    ) -> None:
+        self.created[container_id] = str(plan["name"])
+        on_created(self.cannot_create, CREATE_ERROR if self.cannot_create else "")
+
+    def start(self, container_id: str, mounts: list[Any], start: Start) -> None:
+        name = self.created[container_id]
         self.began.append(name)
         # The runtime's child has descriptors of its own.
-        self.asked.append(
-            (name, Start((-1, os.dup(start.stdio[1]), -1), start.tty, start.on_started, start.on_exit))
-        )
+        self.asked.append((container_id, start._replace(stdio=(-1, os.dup(start.stdio[1]), -1))))
         if self.at_once:
-            self.loop.soon(self.start)
+            self.loop.soon(self.begin)
 
-    def start(self, error: str = "") -> Process | None:
+    def begin(self, error: str = "") -> Process | None:
         """The oldest of those asked for."""
         if not self.asked:
             return None
-        name, start = self.asked.pop(0)
+        container_id, start = self.asked.pop(0)
         error = error or self.refuse
         if error:
             os.close(start.stdio[1])
             start.on_started(0, -1, error)
             return None
-        process = Process(self, next(self._pids), name, start)
+        process = Process(self, next(self._pids), self.created[container_id], start)
+        self._by_id[container_id] = process
         self.processes.append(process)
         start.on_started(process.pid, -1, "")
         return process
 
-    def execute(self, container_id: str, process: dict[str, Any], start: Start) -> None:
-        self.executed.append((list(process["args"]), start))
+    def exec(self, container_id: str, argv: list[str], start: Start) -> None:
+        self.executed.append((argv, start))
 
     def answer(self, code: int, says: bytes = b"", error: str = "") -> list[str]:
         """The oldest command that was to be executed in a container runs and ends; its words."""
@@ -184,10 +187,13 @@ class FakeRuntime:
     def delete(self, container_id: str) -> None:
         self.deleted.append(container_id)
 
-    def kill(self, pid: int, number: int) -> None:
-        for process in list(self.processes):
-            if process.pid == pid:
-                process.kill(number)
+    def signal(self, container_id: str, number: int) -> None:
+        process = self._by_id.get(container_id)
+        if process is not None and process.alive:
+            process.kill(number)
+
+    def user(self, container_id: str) -> Any:
+        return {"uid": 0, "gid": 0, "groups": []}
 
     def __getitem__(self, name: str) -> Process:
         return next(process for process in self.processes if process.name == name)
@@ -195,6 +201,10 @@ class FakeRuntime:
     @property
     def names(self) -> list[str]:
         return [process.name for process in self.processes]
+
+    @property
+    def asked_names(self) -> list[str]:
+        return [self.created[container_id] for container_id, _ in self.asked]
 
 
 class FakeChildren:
@@ -208,18 +218,6 @@ class FakeChildren:
         except Exception as problem:
             value, error = None, str(problem)
         self._loop.soon(lambda: done(value, error))
-
-
-class FakeRoots:
-    def __init__(self, root: str) -> None:
-        self.root, self.error = root, ""
-        self.dropped: list[str] = []
-
-    def make(self, tree: str, run_dir: str, on_done: Callable[[str, str], None]) -> None:
-        on_done("" if self.error else self.root, self.error)
-
-    def drop(self, run_dir: str) -> None:
-        self.dropped.append(run_dir)
 
 
 class FakeVolumes:
@@ -281,18 +279,14 @@ class RunnerPod:
         self.sent: list[dict[str, Any]] = []
         scratch = Scratch(str(directory / "scratch"), "u-1")
         self._lock = scratch._lock
-        _hold_image(scratch, "sha256-1")
         loop: Any = self.loop
-        (directory / "root").mkdir(exist_ok=True)
-        self.roots = FakeRoots(str(directory / "root"))
         self.kills = Kills()
         self.report_file = directory / "report.json"
         self.reporter = Reporter(loop, str(self.report_file), self._send)
         parts: dict[str, Any] = {
-            "loop": loop, "children": FakeChildren(self.loop), "runtime": self.runtime, "roots": self.roots,
-            "volumes": FakeVolumes(), "scratch": scratch, "reporter": self.reporter, "mapping": ONE,
-            "network": FakeNetwork(), "logs": str(directory / "logs"), "plan": plan, "pid_namespace": "", "ipc_dir": "",
-            "oom": self.kills,
+            "loop": loop, "children": FakeChildren(self.loop), "runtime": self.runtime, "volumes": FakeVolumes(),
+            "scratch": scratch, "reporter": self.reporter, "network": FakeNetwork(), "logs": str(directory / "logs"),
+            "plan": plan, "oom": self.kills,
         }  # fmt: skip
         self.context = PodContext(**parts)
         self.done: list[int] = []
@@ -311,7 +305,7 @@ class RunnerPod:
         self.lifecycle.stop(0)
         for _ in range(3):
             while self.runtime.asked:
-                self.runtime.start()
+                self.runtime.begin()
             self.loop.advance(1)
 
     @property
@@ -336,19 +330,12 @@ class RunnerPod:
         self.sent += [wire.parse(one.payload) for one in decoder.feed(frame)]
 
 
-def _hold_image(scratch: Scratch, name: str) -> None:
-    """As image_unpack.unpack_once leaves it."""
-    Path(scratch.images, f"{name}-{SINGLE}").mkdir(exist_ok=True)
-    Path(scratch.images, f"{name}-{SINGLE}.boot").write_text(image_unpack._boot_id())
-
-
 @contextmanager
 def making_pod(directory: Path, plan: dict[str, Any]) -> Iterator[RunnerPod]:
-    """The clock of everything is the pod's, and no signal of it ever reaches a real process."""
+    """The clock of everything is the pod's."""
     made = RunnerPod(directory, plan)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "monotonic", lambda: made.loop.now_s)
-        patch.setattr(container_stop, "_kill", made.runtime.kill)
         made.start()
         try:
             yield made

@@ -234,8 +234,8 @@ def test_a_stop_while_a_container_is_being_started_waits_for_it_and_kills_it(mad
         pod.lifecycle.stop(10)
         pod.advance()
         assert pod.done == []
-        first = pod.runtime.start()
-        second = pod.runtime.start()
+        first = pod.runtime.begin()
+        second = pod.runtime.begin()
         pod.advance()
         assert first is not None
         assert second is not None
@@ -255,7 +255,7 @@ def test_a_runtime_that_refuses_fails_the_container_with_its_words(made: Made) -
 
 def test_a_container_that_can_never_be_created_ends_the_pod(made: Made) -> None:
     with made(container_plan("a"), init=(container_plan("i"),), restart_policy="Always") as pod:
-        pod.roots.error = "no space"
+        pod.runtime.cannot_create = "no space"
         pod.runtime["i"].exit(0)
         pod.advance(2000)
         assert pod.report["problem"]["reason"] == "CreateContainerError"
@@ -320,7 +320,7 @@ def test_another_image_for_a_container_that_is_being_made_waits(made: Made) -> N
         pod.advance(1)
         assert pod.of("a")["image"] == "busybox"
         pod.runtime.at_once = True
-        pod.runtime.start()
+        pod.runtime.begin()
         pod.advance(1)
         assert pod.of("a")["image"] == "busybox:2"
 

@@ -12,7 +12,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from slurmlet.runner.containers import container_stop
 from tests.unit.runner_pod import RunnerPod, container_plan, pod_plan
 
 KINDS = st.lists(st.sampled_from(("init", "sidecar")), max_size=3)
@@ -45,7 +44,6 @@ class PodInAnyOrder(RuleBasedStateMachine):
         self.pod = RunnerPod(Path(self._directory.name), plan)
         self.pod.runtime.at_once = False
         self._patch.setattr(time, "monotonic", lambda: self.pod.loop.now_s)
-        self._patch.setattr(container_stop, "_kill", self.pod.runtime.kill)
         self.pod.start()
 
     def teardown(self) -> None:
@@ -59,12 +57,12 @@ class PodInAnyOrder(RuleBasedStateMachine):
 
     @rule()
     def a_container_starts(self) -> None:
-        self.pod.runtime.start()
+        self.pod.runtime.begin()
         self.pod.advance()
 
     @rule()
     def a_container_does_not_start(self) -> None:
-        self.pod.runtime.start(error="no such program")
+        self.pod.runtime.begin(error="no such program")
         self.pod.advance()
 
     @rule(which=st.integers(0, 4), code=CODES)
@@ -126,7 +124,7 @@ class PodInAnyOrder(RuleBasedStateMachine):
     @invariant()
     def each_container_runs_at_most_once_at_a_time(self) -> None:
         if hasattr(self, "pod"):
-            names = [*self.pod.runtime.names, *(name for name, _ in self.pod.runtime.asked)]
+            names = [*self.pod.runtime.names, *self.pod.runtime.asked_names]
             assert len(names) == len(set(names))
 
     @invariant()
@@ -147,7 +145,7 @@ class PodInAnyOrder(RuleBasedStateMachine):
         self.pod.lifecycle.stop(5)
         for _ in range(4):
             while self.pod.runtime.asked:
-                self.pod.runtime.start()
+                self.pod.runtime.begin()
             self.pod.advance(6)
         assert len(self.pod.done) == 1
         ran = [name for name in self.mains if self.pod.of(name)["state"] == "terminated"]
