@@ -10,7 +10,9 @@ import pytest
 
 from slurmlet.base.errors import SlurmError
 from slurmlet.model.ids import JobId
+from slurmlet.model.slurm_values import JobSpec
 from slurmlet.slurm import immediate
+from slurmlet.slurm.configuration import capabilities_of
 from slurmlet.slurm.immediate import Launch, LaunchFailed, NotNow, libraries, parse_status, parse_steps
 
 GRANTED = 'echo "srun: jobid 123: nodes(1):\\`c1\', cpu counts: 1(x1)" >&2'
@@ -35,6 +37,21 @@ def alive(pid: int) -> bool:
         return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
         return False
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["Node c1, 1 tasks started", "launch/slurm: _task_start: Node c1, 1 tasks started"],
+    ids=["24.11", "22.05"],
+)
+def test_the_start_is_heard_in_the_words_of_each_version(
+    tmp_path: Path, speaking: dict[str, str], monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    """22.05 puts the name of a plugin before them: no pod ever started at once there."""
+    monkeypatch.setattr(immediate, "_START_S", 2.0)
+    srun(tmp_path, GRANTED, f"echo 'srun: {words}' >&2", "exec sleep 60")
+    launch = Launch([], ["/bin/true"], speaking)
+    launch.started(launch.granted())
 
 
 def test_a_started_job_is_let_go_of_watcher_first(tmp_path: Path, speaking: dict[str, str]) -> None:
@@ -98,3 +115,65 @@ def test_the_status_of_a_step_is_a_wait_status() -> None:
 def test_the_library_is_looked_for_beside_the_plugins(tmp_path: Path) -> None:
     (tmp_path / "libslurmfull.so").touch()
     assert list(libraries(f"/nowhere:{tmp_path}")) == [f"{tmp_path}/libslurmfull.so", "libslurm.so"]
+
+
+SPEC = JobSpec("p.ns.c", "", comment="slurmlet:0:u", directory="/tmp", cpus_per_task=2, memory_mb=50)
+
+
+def said(tmp_path: Path, name: str) -> list[str]:
+    return (tmp_path / f"{name}.argv").read_text().split("\n")[:-1]
+
+
+def program(tmp_path: Path, name: str, *lines: str) -> None:
+    path = tmp_path / name
+    told = f"printf '%s\\n' \"$@\" > {tmp_path}/{name}.argv"
+    path.write_text("\n".join(["#!/bin/sh", told, *lines, ""]))
+    path.chmod(0o700)
+
+
+def test_where_slurm_looks_after_steps_itself_nobody_is_killed(
+    tmp_path: Path, speaking: dict[str, str]
+) -> None:
+    """26.05: salloc asks, srun hands the task in (srun(1), salloc(1) of 26.05); no such Slurm has been tried."""
+    program(tmp_path, "salloc", "echo 'salloc: Granted job allocation 123' >&2")
+    program(tmp_path, "srun", "echo 123.0")
+    assert immediate.start(SPEC, ["/bin/true", "x"], speaking, async_steps=True) == "123"
+    asked, handed = said(tmp_path, "salloc"), said(tmp_path, "srun")
+    assert asked[:3] == ["--immediate", "--no-shell", "--stepmgr"]
+    assert {"--comment=slurmlet:0:u", "--mem=50M", "--cpus-per-task=2"} <= set(asked)
+    assert "--export=ALL" not in asked, "salloc does not know it"
+    assert handed[:3] == ["--jobid=123", "--async", "--parsable"]
+    assert handed[-2:] == ["/bin/true", "x"]
+    assert "--immediate" not in handed, "Slurm refuses the two together"
+
+
+def test_a_refused_allocation_is_for_the_queue(tmp_path: Path, speaking: dict[str, str]) -> None:
+    program(
+        tmp_path, "salloc", "echo 'salloc: error: Job submit/allocate failed: Nodes are busy' >&2", "exit 1"
+    )
+    with pytest.raises(NotNow, match="Nodes are busy"):
+        immediate.start(SPEC, ["/bin/true"], speaking, async_steps=True)
+
+
+def test_an_allocation_whose_step_is_refused_is_ended(tmp_path: Path, speaking: dict[str, str]) -> None:
+    program(tmp_path, "salloc", "echo 'salloc: Granted job allocation 123' >&2")
+    program(tmp_path, "srun", "echo 'srun: error: stepmgr is not enabled' >&2", "exit 1")
+    program(tmp_path, "scancel")
+    with pytest.raises(LaunchFailed, match="stepmgr is not enabled") as failed:
+        immediate.start(SPEC, ["/bin/true"], speaking, async_steps=True)
+    assert failed.value.job_id == "123"
+    assert said(tmp_path, "scancel") == ["123"]
+
+
+@pytest.mark.parametrize(
+    ("version", "more", "has"),
+    [
+        ("26.05.3", {"SlurmctldParameters": "a,enable_stepmgr"}, True),
+        ("26.05.3", {"PrologFlags": "Alloc,Contain"}, True),
+        ("26.05.3", {}, False),
+        ("25.11.0", {"PrologFlags": "Contain"}, False),
+        ("unknown", {"PrologFlags": "Contain"}, False),
+    ],
+)
+def test_who_has_steps_that_nobody_waits_for(version: str, more: dict[str, str], has: bool) -> None:
+    assert capabilities_of({"SLURM_VERSION": version, **more}).async_steps is has

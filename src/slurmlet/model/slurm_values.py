@@ -144,6 +144,7 @@ class Capabilities:
     accounting: bool  # a database knows how jobs ended
     # Why no job can be started at once, past the queue (slurm/immediate.py); "" where the way is proven.
     immediate_problem: str = ""
+    async_steps: bool = False  # `srun --async`: Slurm itself looks after a step that nobody waits for
     kill_wait_s: float = 30.0  # between SIGTERM and SIGKILL
     plugin_dirs: str = ""
     parser: str = ""  # of slurmrestd's: "v0.0.42"; "" for the commands

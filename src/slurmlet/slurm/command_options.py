@@ -20,6 +20,11 @@ def srun_words(spec: JobSpec) -> list[str]:
     return [_word(name, value) for name, value in (*_common(spec), *spec.options)]
 
 
+def salloc_words(spec: JobSpec) -> list[str]:
+    """The same allocation without a task. What the task's environment is, is srun's to say."""
+    return [word for word in srun_words(spec) if word != "--export=ALL"]
+
+
 def _word(name: str, value: str | None) -> str:
     return f"--{name}" if value is None else f"--{name}={value}"
 

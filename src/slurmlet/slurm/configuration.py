@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 
 from slurmlet.base.processes import run
 from slurmlet.model.slurm_values import Capabilities
@@ -13,6 +14,8 @@ from slurmlet.slurm.environment import command_environment
 COMMANDS = ("sbatch", "squeue", "scancel", "sinfo", "scontrol", "srun")
 _CONFIG_LINE = re.compile(r"^(\w+)\s*=\s?(.*?)\s*$")
 _TIMEOUT_S = 15.0
+# The first release with `srun --async`.
+_ASYNC_STEPS = (26, 5)
 _NO_ACCOUNTING = ("", "(null)", "accounting_storage/none")
 
 
@@ -33,13 +36,21 @@ def show_config(environment: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def capabilities_of(config: Mapping[str, str]) -> Capabilities:
-    return Capabilities(
-        version=config.get("SLURM_VERSION", "unknown"),
+    known = Capabilities(config.get("SLURM_VERSION", "unknown"), accounting=False)
+    return replace(
+        known,
         accounting=config.get("AccountingStorageType", "") not in _NO_ACCOUNTING,
         immediate_problem=_immediate_problem(config),
+        async_steps=known.release >= _ASYNC_STEPS and _has_step_manager(config),
         kill_wait_s=_seconds(config.get("KillWait", "")) or 30.0,
         plugin_dirs=config.get("PluginDir", ""),
     )
+
+
+def _has_step_manager(config: Mapping[str, str]) -> bool:
+    """Whether a job can have one: for all jobs, or for those that ask (`--stepmgr`), which needs an extern step."""
+    for_all = "enable_stepmgr" in config.get("SlurmctldParameters", "").lower().split(",")
+    return for_all or "contain" in config.get("PrologFlags", "").lower().split(",")
 
 
 def _immediate_problem(config: Mapping[str, str]) -> str:

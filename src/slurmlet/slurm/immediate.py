@@ -2,7 +2,9 @@
 
 sbatch's jobs wait for slurmctld's next round, up to a second. srun's do not, but srun stays, and ends the job with
 itself. Once Slurm has said that the task is started nothing needs it any more: its watcher, which would end the job,
-is killed first, then srun. From then on the task itself has to tell slurmctld of the end (entrypoint/job_step.py).
+is killed first, then srun. Where Slurm has steps that nobody waits for (`srun --async`, 26.05) nobody is killed: salloc
+asks for the resources and leaves, srun hands the task in and leaves. Either way the task itself has to tell slurmctld of
+the end (entrypoint/job_step.py).
 
 Methods block. Until `let_go` the job ends with srun, whatever becomes of this process: nothing is ever left over
 between the two.
@@ -23,21 +25,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurmlet.base.errors import SlurmError, SlurmletError
-from slurmlet.base.processes import Completed, run
+from slurmlet.base.processes import CommandError, Completed, run
 from slurmlet.model.ids import JobId
-from slurmlet.model.slurm_values import Capabilities
+from slurmlet.model.slurm_values import Capabilities, JobSpec
+from slurmlet.slurm.command_options import salloc_words, srun_words
 from slurmlet.slurm.environment import command_environment
+from slurmlet.slurm.refusals import sentence
 
-# Both are said with -v, in the same words from 20.11 to 26.05.
+# Both are said with -v, in the same words from 20.11 to 26.05. Up to 22.05 a plugin says the second one, its name before it.
 _GRANTED = re.compile(r"^srun: jobid (\d+): nodes\(", re.MULTILINE)
-_STARTED = re.compile(r"^srun: Node \S+, \d+ tasks started", re.MULTILINE)
+_STARTED = re.compile(r"^srun: (?:launch/slurm: \w+: )?Node \S+, \d+ tasks started", re.MULTILINE)
+_ALLOCATED = re.compile(r"^salloc: Granted job allocation (\d+)", re.MULTILINE)
 _GRANT_S, _START_S, _END_S = 10.0, 20.0, 3.0
 _COMPLETE_S = 30.0
 # Our part of srun's command line: what a hub that came later knows it by.
 MARK = "--immediate"
-_OWN = (
-    MARK, "--verbose", "--input=none", "--output=none", "--error=none", "--mpi=none", "--cpu-bind=none", "--overlap",
-)  # fmt: skip
+_STEP = ("--input=none", "--output=none", "--error=none", "--mpi=none", "--cpu-bind=none", "--overlap")
+_OWN = (MARK, "--verbose", *_STEP)
 
 
 class NotNow(SlurmletError):
@@ -62,6 +66,7 @@ class Site:
 
     library: str = ""
     problem: str = ""
+    async_steps: bool = False
 
 
 def look_at_site(capabilities: Capabilities) -> Site:
@@ -71,7 +76,7 @@ def look_at_site(capabilities: Capabilities) -> Site:
     for library in libraries(capabilities.plugin_dirs):
         done = _runner("complete", library, check=False)
         if done.ok:
-            return Site(library)
+            return Site(library, async_steps=capabilities.async_steps)
     return Site(problem="Slurm's library (libslurmfull.so or libslurm.so) is not on this host")
 
 
@@ -174,6 +179,57 @@ class Launch:
 
     def _close(self) -> None:
         os.close(self._reader)
+
+
+def start(
+    spec: JobSpec, task: Sequence[str], environment: Mapping[str, str], *, async_steps: bool = False
+) -> JobId:
+    """The job, its task started. Raises NotNow, LaunchFailed, or a transient SlurmError that may hide a success."""
+    if async_steps:
+        job_id = _allocated(spec, environment)
+        _hand_in(job_id, spec, task, environment)
+        return job_id
+    launch = Launch(srun_words(spec), task, environment)
+    job_id = launch.granted()
+    launch.started(job_id)
+    return job_id
+
+
+def _allocated(spec: JobSpec, environment: Mapping[str, str]) -> JobId:
+    """An allocation without a process of ours. After a hub that dies now, the next one ends what has no step."""
+    argv = ["salloc", MARK, "--no-shell", "--stepmgr", *salloc_words(spec)]
+    try:
+        done = run(argv, timeout_s=_GRANT_S, env=environment, cwd=Path.home(), check=False)
+    except CommandError as error:
+        if error.transient:
+            raise SlurmError(error.message, reason="SlurmUnavailable", transient=True) from error
+        raise NotNow(error.message) from error
+    found = _ALLOCATED.search(done.stderr)
+    if found is None:
+        raise NotNow(sentence(done.stderr) or "salloc said nothing")
+    return JobId(found[1])
+
+
+def _hand_in(job_id: JobId, spec: JobSpec, task: Sequence[str], environment: Mapping[str, str]) -> None:
+    """The task as a step that Slurm's step manager starts and looks after. Raises LaunchFailed, the job ended."""
+    own = (
+        f"--jobid={job_id}",
+        "--async",
+        "--parsable",
+        *_STEP,
+        "--mem=0",
+        "--nodes=1",
+        "--ntasks=1",
+        "--export=ALL",
+    )
+    size = [f"--cpus-per-task={spec.cpus_per_task}"] if spec.cpus_per_task else []
+    directory = [f"--chdir={spec.directory}"] if spec.directory else []
+    try:
+        run(["srun", *own, *size, *directory, *task], timeout_s=_START_S, env=environment, cwd=Path.home())
+    except CommandError as error:
+        # Nobody else ends it.
+        run(["scancel", job_id], timeout_s=_COMPLETE_S, env=environment, check=False)
+        raise LaunchFailed(job_id, sentence(error.stderr) or error.message) from error
 
 
 def let_go(pid: int) -> None:

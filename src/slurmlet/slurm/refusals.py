@@ -10,7 +10,7 @@ _AWAY = (
     "unable to contact slurm controller", "socket timed out", "connection refused", "connection timed out",
     "transport endpoint", "slurm controller is", "zero bytes were transmitted", "unexpected message received",
     "resource temporarily unavailable", "slurmctld is", "try again", "no route to host",
-    "communication connection failure", "slurm backup controller", "munge",
+    "communication connection failure", "slurm backup controller", "munge", "unspecified error",
 )  # fmt: skip
 # A limit on the user's jobs, their number mostly, that other jobs of theirs will free.
 _LIMITED = (
@@ -47,6 +47,6 @@ def sentence(text: str) -> str:
 
 
 def _plain(line: str) -> str:
-    for command in ("sbatch", "squeue", "sacct", "scancel", "sinfo", "scontrol", "srun"):
+    for command in ("sbatch", "squeue", "sacct", "scancel", "sinfo", "scontrol", "srun", "salloc"):
         line = line.removeprefix(f"{command}: ")
     return line.removeprefix("error: ").removeprefix("fatal: ").strip()

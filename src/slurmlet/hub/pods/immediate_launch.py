@@ -23,9 +23,8 @@ from slurmlet.model.job_states import Stage
 from slurmlet.model.pod_job import JobRequest
 from slurmlet.model.slurm_values import Job, JobSpec
 from slurmlet.slurm import immediate
-from slurmlet.slurm.command_options import srun_words
 from slurmlet.slurm.environment import command_environment
-from slurmlet.slurm.immediate import Launch, NotNow, Site
+from slurmlet.slurm.immediate import NotNow, Site
 from slurmlet.slurm.interface import Slurm
 
 log = logging.getLogger(__name__)
@@ -110,10 +109,8 @@ class Launcher:
         return job_id
 
     def _start(self, spec: JobSpec, task: Sequence[str]) -> JobId:
-        launch = Launch(srun_words(spec), task, {**self._environment, **spec.environment})
-        job_id = launch.granted()
-        launch.started(job_id)
-        return job_id
+        around = {**self._environment, **spec.environment}
+        return immediate.start(spec, task, around, async_steps=self.site.async_steps)
 
 
 class LaunchKeeper:
