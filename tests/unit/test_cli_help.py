@@ -21,7 +21,7 @@ OPTION_VERBS = frozenset({
     "Validate", "Wait",
 })  # fmt: skip
 OPTION_VALUES = frozenset({
-    "Address", "Binary", "Directory", "Duration", "Format", "Image", "Interface", "Launch", "Manifest",
+    "Address", "Binary", "Connection", "Directory", "Duration", "Format", "Image", "Interface", "Launch", "Manifest",
     "Maximum", "Minimum", "Name", "Names", "Namespace", "Number", "Option", "Options", "Partition",
     "Path", "Port", "RuntimeClass", "SVG", "Time", "Total", "Version",
 })  # fmt: skip

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -13,7 +14,7 @@ from slurmlet.base.files import private_dir, write_json
 from slurmlet.base.host_addresses import host_name
 from slurmlet.base.layout import ClusterFiles
 from slurmlet.controlplane.cluster_config import ClusterConfig
-from slurmlet.controlplane.cluster_jobs import cancel_all, live_jobs
+from slurmlet.controlplane.cluster_jobs import end_jobs, jobs_of
 from slurmlet.controlplane.cluster_stop import down, remove_tree
 from slurmlet.controlplane.heartbeat import Heartbeat
 from slurmlet.controlplane.run_files import (
@@ -49,8 +50,8 @@ def test_only_live_jobs_of_this_cluster_are_ours() -> None:
         job("5", f"see slurmlet:{ID}:uid-e"),
         job("6", ""),
     )
-    assert [found.job_id for found in live_jobs(ID, slurm)] == ["1", "2"]
-    assert cancel_all(ID, slurm) == 2
+    assert [found.job_id for found in asyncio.run(jobs_of(ID, slurm))] == ["1", "2"]
+    assert asyncio.run(end_jobs(ID, slurm)) == 2
     assert slurm.cancelled == ["1", "2"]
 
 
@@ -67,7 +68,7 @@ def test_waits_until_jobs_are_gone_and_catches_late_ones(monkeypatch: pytest.Mon
             slurm.cancels_at_once = True
 
     slurm.hooks["jobs"] = pass_time
-    assert cancel_all(ID, slurm) == 2
+    assert asyncio.run(end_jobs(ID, slurm)) == 2
     assert {one.state for one in slurm.queue} == {"CANCELLED"}
 
 
@@ -76,7 +77,7 @@ def test_jobs_that_never_end_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     slurm = slurm_with(job("77", f"slurmlet:{ID}:a"))
     slurm.cancels_at_once = False
     with pytest.raises(SlurmletError, match="77"):
-        cancel_all(ID, slurm, limit_s=0.05)
+        asyncio.run(end_jobs(ID, slurm, limit_s=0.05))
 
 
 @pytest.fixture

@@ -296,7 +296,7 @@ def test_a_signal_goes_to_the_whole_job(site: Site) -> None:
         code=1,
     )
     do(site.client().signal(JobId("7"), "USR1"))
-    assert site.argv("scancel") == ["--quiet", "--full", "--signal=USR1", "7"]
+    assert site.argv("scancel") == ["--full", "--signal=USR1", "7"]
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,13 @@ from slurmlet.model.launch_mode import WAYS
     help="Launch mode of pods without the annotation slurmlet.io/launch.",
 )
 @click.option(
+    "--slurm",
+    metavar="CONNECTION",
+    envvar="SLURMLET_SLURM",
+    show_default="unchanged; commands for a new cluster",
+    help="Connection to Slurm: commands, rest:URL or rest:unix:PATH (docs/slurm.md).",
+)
+@click.option(
     "--pool", type=click.IntRange(0), metavar="N", help="Number of pool nodes to hold (see `slurmlet pool`)."
 )
 @click.option(
@@ -79,6 +86,7 @@ def command(
     service_range: str | None,
     encrypt: bool | None,
     launch: str | None,
+    slurm: str | None,
     pool: int | None,
     pool_min: int | None,
     pool_max: int | None,
@@ -91,6 +99,7 @@ def command(
     from slurmlet.controlplane.address_ranges import Wanted
     from slurmlet.controlplane.cluster_start import up
     from slurmlet.controlplane.pool_size import check_range, set_size
+    from slurmlet.slurm.connection import parse
 
     files = ClusterFiles.named(cluster)
     least = pool if pool_min is None else pool_min
@@ -102,6 +111,7 @@ def command(
         wanted=Wanted(pod_range, service_range),
         encrypt=encrypt,
         launch=launch,
+        slurm=parse(slurm) if slurm else None,
         timeout_s=timeout_s,
     )
     if least is not None or pool_max is not None:

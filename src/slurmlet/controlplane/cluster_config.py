@@ -6,7 +6,7 @@ import dataclasses
 import datetime
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from slurmlet.base.errors import UserError
@@ -15,6 +15,8 @@ from slurmlet.base.host_addresses import LOOPBACK, free_port
 from slurmlet.base.layout import DEFAULT_CLUSTER, ClusterFiles
 from slurmlet.controlplane.address_ranges import Ranges
 from slurmlet.model.launch_mode import BATCH
+from slurmlet.slurm import connection
+from slurmlet.slurm.connection import Connection
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,12 @@ class ClusterConfig:
     encrypt: bool = False
     # How pods start that do not say.
     launch: str = BATCH
+    # How Slurm is reached: slurm/connection.py.
+    slurm: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def connection(self) -> Connection:
+        return connection.from_json(self.slurm)
 
     @property
     def api_url(self) -> str:
@@ -90,6 +98,7 @@ def from_json(raw: dict[str, Any]) -> ClusterConfig:
         ephemeral=bool(raw.get("ephemeral", False)),
         encrypt=bool(raw.get("encrypt", False)),
         launch=raw.get("launch", BATCH),
+        slurm=dict(raw.get("slurm") or {}),
     )
 
 
@@ -104,6 +113,7 @@ def decide(
     ranges: Ranges,
     encrypt: bool = False,
     launch: str | None = None,
+    slurm: Connection | None = None,
 ) -> ClusterConfig:
     """The configuration of the next start: identity and, where free, ports of the last one are kept."""
     before = load(files)
@@ -127,6 +137,7 @@ def decide(
         dns_port=free_port(LOOPBACK),
         encrypt=encrypt,
         launch=launch or (before.launch if before else BATCH),
+        slurm=slurm.as_json() if slurm is not None else before.slurm if before else {},
     )
 
 

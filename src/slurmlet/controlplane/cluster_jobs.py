@@ -6,28 +6,39 @@ import asyncio
 import time
 
 from slurmlet.base.errors import SlurmletError
+from slurmlet.controlplane.cluster_config import ClusterConfig
 from slurmlet.model.job_states import holds_resources
 from slurmlet.model.pod_job import uid_of
 from slurmlet.model.pool import node_of
 from slurmlet.model.slurm_values import Job
-from slurmlet.slurm.commands import CommandSlurm
 from slurmlet.slurm.interface import Slurm
+from slurmlet.slurm.session import opened
 
 GONE_S = 60.0
 _POLL_S = 0.25
 _AGAIN_S = 5.0
 
 
-def live_jobs(cluster_id: str, slurm: Slurm | None = None) -> list[Job]:
-    return asyncio.run(_live_jobs(cluster_id, slurm or CommandSlurm()))
+def live_jobs(config: ClusterConfig) -> list[Job]:
+    async def listed() -> list[Job]:
+        async with opened(config.connection) as slurm:
+            return await jobs_of(config.id, slurm)
+
+    return asyncio.run(listed())
 
 
-def cancel_all(cluster_id: str, slurm: Slurm | None = None, *, limit_s: float = GONE_S) -> int:
+def cancel_all(config: ClusterConfig) -> int:
     """Cancel every job of the cluster and wait until Slurm holds nothing for them; returns how many there were."""
-    return asyncio.run(_cancel_all(cluster_id, slurm or CommandSlurm(), limit_s))
+
+    async def ended() -> int:
+        async with opened(config.connection) as slurm:
+            return await end_jobs(config.id, slurm)
+
+    return asyncio.run(ended())
 
 
-async def _live_jobs(cluster_id: str, slurm: Slurm) -> list[Job]:
+async def jobs_of(cluster_id: str, slurm: Slurm) -> list[Job]:
+    """Those that still hold or wait for resources."""
     return [
         job
         for job in await slurm.jobs()
@@ -35,11 +46,11 @@ async def _live_jobs(cluster_id: str, slurm: Slurm) -> list[Job]:
     ]
 
 
-async def _cancel_all(cluster_id: str, slurm: Slurm, limit_s: float) -> int:
+async def end_jobs(cluster_id: str, slurm: Slurm, limit_s: float = GONE_S) -> int:
     deadline_s = time.monotonic() + limit_s
     seen: set[str] = set()
     asked_s = float("-inf")
-    while jobs := await _live_jobs(cluster_id, slurm):
+    while jobs := await jobs_of(cluster_id, slurm):
         if time.monotonic() > deadline_s:
             raise SlurmletError(f"{len(jobs)} jobs do not end within {limit_s:g} s, such as {jobs[0].job_id}")
         seen.update(job.job_id for job in jobs)

@@ -41,6 +41,7 @@ from slurmlet.controlplane.run_files import (
 )
 from slurmlet.controlplane.supervisor import rotate
 from slurmlet.model.partition_node import HELD_BY_SLURM
+from slurmlet.slurm.connection import Connection
 
 _POLL_S = 0.05
 # A component that ends this often within one `up` will not come up.
@@ -71,6 +72,7 @@ def up(
     wanted: ranges.Wanted = ranges.Wanted(),  # noqa: B008 - frozen
     encrypt: bool | None = None,
     launch: str | None = None,
+    slurm: Connection | None = None,
     timeout_s: float = 120.0,
     steps: Steps | None = None,
 ) -> Started:
@@ -84,6 +86,7 @@ def up(
         if found is not None:
             config = configs.load_existing(files)
             _check_same(config, partitions, launch)
+            _check_same_slurm(config, slurm)
             ranges.choose((), wanted, ranges.Ranges(config.pod_range, config.service_range))
             configs.encryption(config, encrypt)
             if supervisor_code(run_files(files)) != installed_code():
@@ -92,7 +95,7 @@ def up(
                 # Compute nodes that run pods know this one.
                 running, address = False, address or config.api_address
         if not running:
-            _prepare_and_spawn(files, _Asked(partitions, address, wanted, encrypt, launch), steps)
+            _prepare_and_spawn(files, _Asked(partitions, address, wanted, encrypt, launch, slurm), steps)
         try:
             nodes = _wait_until_usable(files, steps, timeout_s)
         except BaseException:
@@ -116,6 +119,14 @@ def _check_same(config: ClusterConfig, partitions: Sequence[str], launch: str | 
         )
 
 
+def _check_same_slurm(config: ClusterConfig, slurm: Connection | None) -> None:
+    if slurm is not None and slurm != config.connection:
+        raise UserError(
+            f"--slurm: cluster {config.name!r} is running with {config.connection.kind} {config.connection.place}".rstrip(),
+            hint=f"Stop it first: slurmlet down -c {config.name}",
+        )
+
+
 @dataclass(frozen=True)
 class _Asked:
     """What the person said about the cluster; what was left out stays as it is, or is chosen."""
@@ -125,6 +136,7 @@ class _Asked:
     ranges: ranges.Wanted
     encrypt: bool | None
     launch: str | None = None
+    slurm: Connection | None = None
 
 
 def _prepare_and_spawn(files: ClusterFiles, asked: _Asked, steps: Steps) -> None:
@@ -155,6 +167,7 @@ def prepare(files: ClusterFiles, binaries: Path, asked: _Asked) -> ClusterConfig
         ranges=ranges.choose(routed_networks(), asked.ranges, kept),
         encrypt=configs.encryption(before, asked.encrypt),
         launch=asked.launch,
+        slurm=asked.slurm,
     )
     pki.ensure(files.pki, pki.leaves(config.host, addresses, config.service_range, encrypt=config.encrypt))
     config.save(files)

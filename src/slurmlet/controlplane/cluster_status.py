@@ -72,7 +72,7 @@ def status(files: ClusterFiles) -> ClusterState:
             requests = _slurm_requests(probe, nodes)
         probe.close()
     since = found[1] if found else ""
-    jobs = _jobs(config.id)
+    jobs = _jobs(config)
     return ClusterState(config, found is not None, since, ready, parts, nodes, pods, jobs, requests)
 
 
@@ -136,12 +136,12 @@ def _memory_bytes(pid: int) -> int | None:
     return None
 
 
-def _jobs(cluster_id: str) -> dict[str, int] | None:
+def _jobs(config: ClusterConfig) -> dict[str, int] | None:
     from slurmlet.controlplane.cluster_jobs import live_jobs
 
     counts: dict[str, int] = {}
     try:
-        for job in live_jobs(cluster_id):
+        for job in live_jobs(config):
             counts[job.state] = counts.get(job.state, 0) + 1
     except SlurmletError:
         return None

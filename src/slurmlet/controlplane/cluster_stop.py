@@ -68,7 +68,7 @@ def down(
         cancelled = 0
         with steps.step("Slurm jobs"):
             try:
-                cancelled = cancel_all(config.id)
+                cancelled = cancel_all(config)
             except SlurmletError as error:
                 problem = error
         with steps.step("control plane"):

@@ -17,8 +17,8 @@ from slurmlet.controlplane.api_probe import ApiProbe
 from slurmlet.model.pool import PoolSpec, spec_of
 from slurmlet.model.pool_jobs import PoolJob, pool_jobs
 from slurmlet.model.sbatch_options import parse_words
-from slurmlet.model.slurm_values import Option
-from slurmlet.slurm.commands import CommandSlurm
+from slurmlet.model.slurm_values import Job, Option
+from slurmlet.slurm.session import opened
 
 
 def options_of(line: str) -> list[Option]:
@@ -51,7 +51,7 @@ def change(files: ClusterFiles, changed: Callable[[PoolSpec], PoolSpec]) -> Pool
         spec = changed(load(files))
         if spec.unwanted:
             # Names of nodes that are long gone need not be kept.
-            live = {one.node for one in _pool_jobs(config.id)}
+            live = {one.node for one in _pool_jobs(config)}
             spec = replace(spec, unwanted=spec.unwanted & live)
         if not 0 <= spec.least <= spec.most:
             raise UserError(
@@ -104,7 +104,7 @@ def grow(files: ClusterFiles, count: int, options: Sequence[Option] = ()) -> Poo
 
 def shrink(files: ClusterFiles, names: Sequence[str]) -> PoolSpec:
     """Named members go, drained first; the pool is smaller by as many."""
-    known = {one.node for one in _pool_jobs(configs.load_existing(files).id)}
+    known = {one.node for one in _pool_jobs(configs.load_existing(files))}
     if unknown := sorted(set(names) - known):
         raise UserError(f"no such pool node: {', '.join(unknown)}", hint="See: slurmlet pool ls")
     names = sorted(set(names) - load(files).unwanted)
@@ -135,12 +135,16 @@ def members(files: ClusterFiles) -> list[dict[str, Any]]:
             "ready": ready.get(one.node, False),
             "time_left": _left(one),
         }
-        for one in _pool_jobs(config.id)
+        for one in _pool_jobs(config)
     ]
 
 
-def _pool_jobs(cluster_id: str) -> list[PoolJob]:
-    return pool_jobs(cluster_id, asyncio.run(CommandSlurm().jobs()))
+def _pool_jobs(config: configs.ClusterConfig) -> list[PoolJob]:
+    async def listed() -> list[Job]:
+        async with opened(config.connection) as slurm:
+            return await slurm.jobs()
+
+    return pool_jobs(config.id, asyncio.run(listed()))
 
 
 def _left(job: PoolJob) -> str | None:

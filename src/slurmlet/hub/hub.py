@@ -63,8 +63,8 @@ from slurmlet.kube.credentials import by_certificate
 from slurmlet.kube.events import EventRecorder
 from slurmlet.kube.reflector import Reflector
 from slurmlet.model.partition_node import HubFacts
-from slurmlet.slurm.commands import CommandSlurm
 from slurmlet.slurm.interface import Slurm
+from slurmlet.slurm.session import opened
 
 log = logging.getLogger(__name__)
 _API_PATIENCE_S = 0.1
@@ -83,8 +83,12 @@ async def serve(directory: Path) -> None:
     private_dir(settings.files.pods)
     counts = Counts()
     # Leases must not wait behind a burst of pods: nodes have a client of their own.
-    async with _api(settings, counts, settings.requests_at_once) as client, _api(settings, counts) as prompt:
-        slurm = CountedSlurm(CommandSlurm(), counts)
+    async with (
+        _api(settings, counts, settings.requests_at_once) as client,
+        _api(settings, counts) as prompt,
+        opened(settings.slurm) as plain,
+    ):
+        slurm = CountedSlurm(plain, counts)
         version, _ = await asyncio.gather(_slurm_version(slurm), wait_for_api(client))
         await dns_rbac.grant(client)
         async with asyncio.TaskGroup() as tasks:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from slurmlet.base.layout import ClusterFiles
 from slurmlet.model.launch_mode import BATCH
 from slurmlet.model.network_plan import PodNetwork
 from slurmlet.protocol.pod_plan import OverlayTls
+from slurmlet.slurm import connection
+from slurmlet.slurm.connection import Connection
 
 SERVER_NAME = "hub.slurmlet"
 # In kube-system; its name is in the hub's certificate (controlplane/pki.py).
@@ -35,6 +37,8 @@ class Settings:
     ephemeral: bool = False
     # How pods start that do not say: model/launch_mode.py.
     launch: str = BATCH
+    # How Slurm is reached.
+    slurm: Connection = field(default_factory=Connection)
     # The budget of requests to slurmctld (docs/slurm.md). Jobs are looked at this often at first while somebody waits for
     # news, then less and less; at least this often while some are in the queue; and this often at rest.
     busy_poll_s: float = 0.3
@@ -74,6 +78,7 @@ def load(directory: Path) -> Settings:
         host=socket.gethostname(),
         ephemeral=bool(config.get("ephemeral")),
         launch=config.get("launch", BATCH),
+        slurm=connection.from_json(config.get("slurm") or {}),
         network=_network(ClusterFiles(directory), config),
     )
 

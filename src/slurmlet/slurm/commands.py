@@ -65,7 +65,8 @@ class CommandSlurm:
             await self._do(self._tell, ["scancel", "--quiet", *job_ids[start : start + _AT_ONCE]])
 
     async def signal(self, job_id: JobId, name: str) -> None:
-        await self._do(self._tell, ["scancel", "--quiet", "--full", f"--signal={name}", job_id])
+        # Not --quiet: then a job that is over is an error without a word.
+        await self._do(self._tell, ["scancel", "--full", f"--signal={name}", job_id])
 
     async def nodes(self) -> list[SlurmNode]:
         argv = ["sinfo", "--noheader", "--Node", "--exact", "-o", command_output.NODE_FORMAT]
