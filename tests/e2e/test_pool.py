@@ -266,3 +266,19 @@ def test_images_are_those_of_the_store(kubectl: Kubectl, pool: Pool) -> None:
     (name,) = pool.until(1)
     listed = json.dumps(kubectl.get("node", name)["status"]["images"])
     assert IMAGE.partition(":")[0] in listed
+
+
+def test_a_users_own_defaults_for_squeue_change_nothing(testbed: Testbed) -> None:
+    """The pool's jobs were not seen because of them, and a new one was asked for every 2 s for ever."""
+    defaults = {"SQUEUE_PARTITION": "short", "SQUEUE_STATES": "COMPLETED", "SINFO_PARTITION": "short"}
+    cluster = "defaults"
+    pool = Pool(testbed, cluster)
+    try:
+        testbed.run(["slurmlet", "up", "-c", cluster, "--pool", "1"], env=defaults, timeout_s=180)
+        pool.until(1)
+        time.sleep(7)  # three turns of the pool
+        listed = testbed.run(["squeue", "--noheader", "--states=all", "-o", "%j"]).stdout.split()
+        mine = [name for name in listed if name.startswith(f"{cluster}.") and ".pool-" in name]
+        assert len(mine) == 1, listed
+    finally:
+        testbed.run(["slurmlet", "down", "-c", cluster, "--purge"], timeout_s=120)
