@@ -48,6 +48,15 @@ def test_the_outer_process_loads_nothing_that_only_the_inner_one_needs() -> None
     assert loaded(OUTER) & (EXPENSIVE | INNER_ONLY) == set()
 
 
+def test_the_types_of_the_protocol_cost_a_runner_nothing() -> None:
+    types = {f"slurmlet.protocol.{name}" for name in (
+        "messages", "pod_plan", "pod_report", "network_tables", "cluster_files", "checks", "version"
+    )}  # fmt: skip
+    found = loaded(INNER)
+    assert "slurmlet.protocol.wire" in found
+    assert found & types == set()
+
+
 def test_private_modules_of_python_are_not_imported() -> None:
     root = Path(slurmlet.__file__).parent
     lines = [
