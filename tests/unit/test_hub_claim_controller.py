@@ -248,8 +248,8 @@ def test_whatever_goes_wrong_with_one_claim_is_told_and_mended_later(
 
     async def scenario(api: Api, events: FakeEvents) -> None:
         api.on("POST", VOLUMES, a_volume(tmp_path / "volumes/pvc-u1", "Pending"))
-        await until(lambda: "ProvisioningSucceeded" in dict(events.told), 5)
-        failed = [message for reason, message in events.told if reason == "ProvisioningFailed"]
+        await until(lambda: any(told[1] == "ProvisioningSucceeded" for told in events.told), 5)
+        failed = [message for _, reason, message, _ in events.told if reason == "ProvisioningFailed"]
         assert failed == [f'failed to provision volume with StorageClass "shared": {error}'] * 2
 
     provisioned(keys, tmp_path, [a_claim()], [], scenario)
