@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import json
 import os
 import select
 import signal
@@ -38,6 +39,29 @@ class VirtualRunnerLoop:
         self._soon: list[Callable[[], None]] = []
         self._readers: dict[int, Callable[[], None]] = {}
         self._writers: dict[int, Callable[[], None]] = {}
+        self.signals: dict[int, Callable[[], None]] = {}
+        self.stopped = False
+        # What happens while the loop runs, one after another; each may let time pass.
+        self.script: list[Callable[[], None]] = []
+
+    def on_signal(self, number: int, callback: Callable[[], None]) -> None:
+        self.signals[number] = callback
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def run(self) -> None:
+        self.advance()
+        for act in self.script:
+            act()
+            self.advance()
+        assert self.stopped, "nothing ended the loop"
+
+    def run_until(self, done: Callable[[], bool], timeout_s: float) -> bool:
+        until_s = self.now_s + timeout_s
+        while not done() and self.now_s < until_s:
+            self.advance(min(0.1, until_s - self.now_s))
+        return done()
 
     def soon(self, callback: Callable[[], None]) -> None:
         self._soon.append(callback)
@@ -207,6 +231,50 @@ class FakeRuntime:
         return [self.created[container_id] for container_id, _ in self.asked]
 
 
+class FakeHubLink:
+    """The runner's or agent's end of its connection, without one: a test says when it is up, and what the hub says."""
+
+    def __init__(self, _loop: Any, _access: Any, on_up: Any, on_frame: Any, on_down: Any) -> None:
+        self._on_up, self._on_frame, self._on_down = on_up, on_frame, on_down
+        self.up = self.closed = False
+        self.started = 0
+        self.sent: list[Any] = []
+        self.acks = True
+
+    def start(self) -> None:
+        self.started += 1
+
+    def send(self, frame: bytes) -> None:
+        if self.up:
+            for one in wire.Decoder().feed(frame):
+                message = wire.parse(one.payload)
+                self.sent.append(message)
+                if self.acks and message["type"] in ("report", "bye"):
+                    self.hear({"type": "ack", "seq": message["seq"]})
+
+    def flushed(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self.closed = True
+
+    # The hub.
+
+    def comes_up(self) -> None:
+        self.up = True
+        self._on_up("127.0.0.1")
+
+    def goes_down(self) -> None:
+        self.up = False
+        self._on_down()
+
+    def hear(self, message: Any) -> None:
+        self._on_frame(wire.Frame(wire.CONTROL, 0, json.dumps(message).encode()))
+
+    def said(self, type_: str) -> list[Any]:
+        return [message for message in self.sent if message["type"] == type_]
+
+
 class FakeChildren:
     def __init__(self, loop: VirtualRunnerLoop) -> None:
         self._loop = loop
@@ -221,6 +289,18 @@ class FakeChildren:
 
 
 class FakeVolumes:
+    limited: dict[str, Any] = {}  # noqa: RUF012
+    refreshed: list[Any]
+
+    def __init__(self) -> None:
+        self.refreshed = []
+
+    def prepare(self, _children: Any, prepared: Callable[[str], None]) -> None:
+        prepared("")
+
+    def refresh(self, volumes: Any) -> None:
+        self.refreshed.append(volumes)
+
     def mounts(self, plan: Any) -> list[Any]:
         return []
 
@@ -273,18 +353,24 @@ def pod_plan(
 class RunnerPod:
     """One pod with its lifecycle; `sent` is what the hub would hear."""
 
-    def __init__(self, directory: Path, plan: dict[str, Any]) -> None:
-        self.loop = VirtualRunnerLoop()
+    def __init__(
+        self,
+        directory: Path,
+        plan: dict[str, Any],
+        loop: VirtualRunnerLoop | None = None,
+        reporter: Reporter | None = None,
+        scratch: Scratch | None = None,
+    ) -> None:
+        self.loop = loop or VirtualRunnerLoop()
         self.runtime = FakeRuntime(self.loop)
         self.sent: list[dict[str, Any]] = []
-        scratch = Scratch(str(directory / "scratch"), "u-1")
+        scratch = scratch or Scratch(str(directory / "scratch"), "u-1")
         self._lock = scratch._lock
-        loop: Any = self.loop
         self.kills = Kills()
         self.report_file = directory / "report.json"
-        self.reporter = Reporter(loop, str(self.report_file), self._send)
+        self.reporter = reporter or Reporter(self.loop, str(self.report_file), self._send)  # type: ignore[arg-type]
         parts: dict[str, Any] = {
-            "loop": loop, "children": FakeChildren(self.loop), "runtime": self.runtime, "volumes": FakeVolumes(),
+            "loop": self.loop, "children": FakeChildren(self.loop), "runtime": self.runtime, "volumes": FakeVolumes(),
             "scratch": scratch, "reporter": self.reporter, "network": FakeNetwork(), "logs": str(directory / "logs"),
             "plan": plan, "oom": self.kills,
         }  # fmt: skip
