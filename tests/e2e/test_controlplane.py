@@ -291,4 +291,4 @@ def test_down_works_without_a_supervisor_and_purge_forgets(testbed: Any, mine: s
     assert not testbed.run(["test", "-e", f"{ROOT}/{mine}"], check=False).ok
     gone = testbed.run(["slurmlet", "status", "-c", mine], check=False)
     assert gone.code == 1
-    assert "no cluster" in gone.stderr
+    assert "does not exist" in gone.stderr

@@ -38,7 +38,7 @@ def test_the_testbed_is_fit(testbed: Any, user: str, subuids: str) -> None:
         "ping of hosts",
         "pod network",
         "shared home",
-        "reaches the login host",
+        "connection to the login host",
         "Python",
         "container runtime",
     ):
@@ -91,5 +91,5 @@ def test_without_slurm(testbed: Any) -> None:
     slurmlet = testbed.run(["sh", "-c", "command -v slurmlet"]).stdout.strip()
     done = testbed.run(["env", "PATH=/nowhere", slurmlet, "doctor"], check=False)
     assert done.code == 1
-    assert "on the PATH" in done.stdout
+    assert "in PATH" in done.stdout
     assert "login node" in done.stderr

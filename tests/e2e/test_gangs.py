@@ -122,7 +122,7 @@ def test_none_starts_while_there_is_no_room_for_all(testbed: Testbed, kubectl: K
         eventually(lambda: testbed.run(["squeue", "-h", "-j", holder_id, "-t", "R"]).stdout)
         cpus = testbed.run(["sinfo", "-h", "-n", "c1", "-o", "%c"]).stdout.split()[0].rstrip("+")
         kubectl.apply(job("wide", 3, "sleep 2", small(cpus)))
-        until_told(kubectl, lambda: pods_of(kubectl, "wide"), "GangQueued", "waits:")
+        until_told(kubectl, lambda: pods_of(kubectl, "wide"), "GangQueued", "is pending:")
         assert phases(kubectl) == ["Pending"] * 3
         assert not any(one["spec"].get("nodeName") for one in pods_of(kubectl, "wide"))
         ((job_id, _, state, _),) = queue(testbed, kubectl)
@@ -142,7 +142,7 @@ def test_what_slurm_can_never_grant_is_told_and_nothing_starts(testbed: Testbed,
 
 def test_bare_pods_wait_for_the_last_of_them(testbed: Testbed, kubectl: Kubectl) -> None:
     kubectl.apply(*(member(number, "sleep 3600") for number in range(2)))
-    until_told(kubectl, lambda: kubectl.get("pods")["items"], "GangIncomplete", "2 of 3 pods are there")
+    until_told(kubectl, lambda: kubectl.get("pods")["items"], "GangIncomplete", "2 of 3 pods exist")
     assert not queue(testbed, kubectl)
     kubectl.apply(member(2, "sleep 3600"))
     eventually(lambda: phases(kubectl) == ["Running"] * 3, 90)

@@ -260,7 +260,7 @@ class TestProxy:
         finally:
             testbed.stop(process)
         gone = testbed.run(["slurmlet", "proxy", "-c", CLUSTER, "--print-env"], user="user1", check=False)
-        assert "no `slurmlet proxy` runs" in gone.stderr
+        assert "no `slurmlet proxy` is running" in gone.stderr
 
 
 class TestStrangers:

@@ -16,7 +16,7 @@ from tests.e2e.inspecting import Cluster, processes
 pytestmark = pytest.mark.e2e
 
 UP_S = 180
-AT_ONCE = "started at once"
+AT_ONCE = "started immediately"
 SRUN = "srun --immediate"
 
 
@@ -138,7 +138,7 @@ def test_where_nothing_is_free_the_pod_is_queued(kubectl: Kubectl, here: Cluster
     kubectl.wait_phase("holding", "Running")
     kubectl.apply(launched("waiting", "true", annotations=on_one, container=whole))
     job_id = kubectl.job_id("waiting")
-    kubectl.tells("waiting", "Submitted", words="not at once: ")
+    kubectl.tells("waiting", "Submitted", words="not started immediately: ")
     state = here.testbed.run(["squeue", "-h", "-j", job_id, "-o", "%T"]).stdout.strip()
     assert state == "PENDING"
     kubectl("delete", "pod", "waiting", "holding")

@@ -162,7 +162,7 @@ def test_it_is_chosen_once_and_shown(testbed: Testbed, sealed: str) -> None:
     assert "encrypted between hosts" in testbed.run(["slurmlet", "status", "-c", sealed]).stdout
     refused = testbed.run(["slurmlet", "up", "-c", sealed, "--no-encrypt"], check=False)
     assert not refused.ok
-    assert "chosen when a cluster is made" in refused.stderr
+    assert "set when a cluster is created" in refused.stderr
 
 
 def test_a_plain_cluster_stays_plain(testbed: Testbed, cluster: str) -> None:

@@ -108,12 +108,12 @@ def test_load_balancers_are_served_by_the_login_host(kubectl: Kubectl, testbed: 
     node_port = next(
         p["nodePort"] for p in kubectl.get("service", "web")["spec"]["ports"] if p["name"] == "low"
     )
-    eventually(lambda: kubectl.told("web", "LoadBalancer", f"served at {address}:{node_port}, its nodePort"))
+    eventually(lambda: kubectl.told("web", "LoadBalancer", f"served at its nodePort, {address}:{node_port}"))
     for port in (18080, node_port):
         fetch = ["curl", "-s", "-m", "3", f"http://{address}:{port}/"]
         eventually(partial(fetched, testbed, fetch), 15)
     kubectl.apply(service("taken", {"port": 18080, "targetPort": 80}, type="LoadBalancer"))
-    eventually(lambda: kubectl.told("taken", "LoadBalancer", "another Service has it"))
+    eventually(lambda: kubectl.told("taken", "LoadBalancer", "another Service uses it"))
     kubectl("delete", "service", "web", "taken")
     refused = ["curl", "-s", "-m", "3", f"http://{address}:18080/"]
     eventually(lambda: testbed.run(refused, host="c2", check=False).code == 7, 15)
@@ -143,4 +143,4 @@ def test_ranges_that_cannot_be_are_refused_by_their_option(testbed: Testbed, clu
         refused = testbed.run([*up, "ranged", option, used], check=False)
         assert (refused.code, f"{option} {used} overlaps" in refused.stderr) == (1, True), refused.stderr
         other = testbed.run([*up, cluster, option, "10.11.0.0/16"], check=False)
-        assert (other.code, "this cluster has" in other.stderr) == (1, True), other.stderr
+        assert (other.code, "the range of this cluster is" in other.stderr) == (1, True), other.stderr

@@ -358,7 +358,7 @@ def test_what_slurm_refuses_is_told_in_its_words(kubectl: Kubectl) -> None:
     )
     for name, reason, words in (
         ("feature", "SlurmRefused", "Invalid feature specification"),
-        ("wrap", "PodRefused", "sbatch option '--wrap' cannot be used for a pod"),
+        ("wrap", "PodRefused", "sbatch option '--wrap' cannot be used here"),
         ("quotes", "PodRefused", "annotation slurmlet.io/sbatch: No closing quotation"),
         ("huge", "SlurmRefused", "CPU count"),
     ):

@@ -194,7 +194,7 @@ class TestTree:
 
 def test_without_a_cluster_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURMLET_HOME", str(tmp_path))
-    with pytest.raises(UserError, match="cluster 'none' is not there"):
+    with pytest.raises(UserError, match="cluster 'none' does not exist"):
         NetworkBench("none", "i", ["a", "b"], None)
 
 

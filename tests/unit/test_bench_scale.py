@@ -62,5 +62,5 @@ def test_the_picture_is_well_formed_and_holds_every_point() -> None:
 
 def test_no_cluster_is_said_plainly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURMLET_HOME", str(tmp_path))
-    with pytest.raises(UserError, match="is not there"):
+    with pytest.raises(UserError, match="does not exist"):
         ScaleBench("nobody", "busybox:1")

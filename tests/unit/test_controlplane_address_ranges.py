@@ -70,8 +70,11 @@ def test_a_choice_is_taken() -> None:
             Wanted(pods="10.96.0.0/12"),
             r"--pod-range 10.96.0.0/12 overlaps the range of Services, 10.96.0.0/16",
         ),
-        (Wanted(pods="10.1.0.0/25"), r"--pod-range 10.1.0.0/25 must have between 8 and 24 bits"),
-        (Wanted(services="11.0.0.0/8"), r"--service-range 11.0.0.0/8 must have between 12 and 24 bits"),
+        (Wanted(pods="10.1.0.0/25"), r"--pod-range 10.1.0.0/25 must have a prefix length between /8 and /24"),
+        (
+            Wanted(services="11.0.0.0/8"),
+            r"--service-range 11.0.0.0/8 must have a prefix length between /12 and /24",
+        ),
         (Wanted(pods="10.1.1.0/16"), r"--pod-range 10.1.1.0/16: .*host bits"),
         (Wanted(pods="fd00::/64"), r"--pod-range fd00::/64: "),
         (Wanted(pods="many"), r"--pod-range many: "),
@@ -97,5 +100,5 @@ def test_an_older_cluster_gets_a_pod_range_beside_its_services() -> None:
 
 @pytest.mark.parametrize("wanted", [Wanted(pods="10.9.0.0/16"), Wanted(services="10.9.0.0/16")])
 def test_another_range_for_a_cluster_that_has_one_is_refused(wanted: Wanted) -> None:
-    with pytest.raises(UserError, match=r"this cluster has 10\.(244|96)\.0\.0/16"):
+    with pytest.raises(UserError, match=r"the range of this cluster is 10\.(244|96)\.0\.0/16"):
         choose((), wanted, Ranges("10.244.0.0/16", "10.96.0.0/16"))

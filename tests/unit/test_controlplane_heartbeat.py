@@ -68,7 +68,7 @@ def test_a_broken_file_is_no_sign(path: Path) -> None:
 
 def test_no_second_supervisor_while_another_host_has_one(path: Path) -> None:
     one = claimed(path, "login1")
-    with pytest.raises(TakenError, match="supervisor on login1 has this cluster, and this is login2"):
+    with pytest.raises(TakenError, match=r"this cluster is running on login1, not on this host \(login2\)"):
         claimed(path, "login2")
     one.beat()
 

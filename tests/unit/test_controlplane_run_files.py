@@ -92,4 +92,4 @@ def test_second_lifecycle_command_waits(files: ClusterFiles, capsys: pytest.Capt
         order.append("first")
     thread.join(5)
     assert order == ["first", "second"]
-    assert "under way" in capsys.readouterr().err
+    assert "is running; waiting" in capsys.readouterr().err

@@ -171,7 +171,10 @@ def test_a_supervisor_on_another_host_is_respected_where_the_lock_is_not_seen(tr
     trial.start()
     assert trial.process is not None
     assert trial.process.wait(20) == 1
-    assert "a supervisor on login2 has this cluster" in (trial.files.logs / "supervisor.log").read_text()
+    assert (
+        "this cluster is running on login2, not on this host"
+        in (trial.files.logs / "supervisor.log").read_text()
+    )
     assert trial.state("etcd") == {}, "nothing was started"
 
 

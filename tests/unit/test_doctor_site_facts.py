@@ -106,7 +106,7 @@ def test_a_trial_tells_success_failure_and_silence_apart(monkeypatch: pytest.Mon
     assert probe.trial(lambda: None) == ""
     assert "no way" in probe.trial(fail)
     monkeypatch.setattr(probe, "TRIAL_TIMEOUT_S", 1)
-    assert probe.trial(hang) == "no answer within 1 s"
+    assert probe.trial(hang) == "timed out after 1 s"
 
 
 def test_parameters_reach_the_probe_as_data() -> None:
@@ -193,7 +193,7 @@ def test_the_environment_of_an_allocation_is_left_behind() -> None:
             "echo 'srun: error: invalid partition specified: x' >&2; echo 'srun: error: Unable to allocate' >&2; exit 1",
             task.ProbeJob(problem="srun: error: invalid partition specified: x"),
         ),
-        ("sleep 20", task.ProbeJob(problem="no answer within 0.5 s", timed_out=True)),
+        ("sleep 20", task.ProbeJob(problem="timed out after 0.5 s", timed_out=True)),
     ],
 )
 def test_what_srun_says(

@@ -72,7 +72,7 @@ def test_a_good_site_is_ok_throughout() -> None:
         ("Python", {"python": [3, 6, 8]}),
         ("user namespaces", {"user_namespace": "unshare: Operation not permitted"}),
         ("shared home", {"home": {"path": "x", "problem": "No such file or directory"}}),
-        ("reaches the login host", {"login": {"address": "", "problem": "10.0.0.1: timed out"}}),
+        ("connection to the login host", {"login": {"address": "", "problem": "10.0.0.1: timed out"}}),
     ],
 )
 def test_what_slurmlet_cannot_do_without(what: str, change: dict[str, Any]) -> None:
@@ -197,7 +197,7 @@ def test_plugins_that_cost_something(what: str, key: str, value: str) -> None:
 def test_no_slurm_commands() -> None:
     verdict = judge(Findings(here=GOOD, missing_commands=("sbatch", "srun"), binaries=BINARIES))
     assert not verdict.usable
-    assert "no sbatch, srun on the PATH" in verdict.lines[0].found
+    assert "no sbatch, srun in PATH" in verdict.lines[0].found
     assert all(line.where == "login" for line in verdict.lines)
 
 
@@ -242,7 +242,7 @@ def test_node_alone_says_nothing_of_login_host_and_slurm() -> None:
     verdict = judge(alone)
     assert verdict.usable
     assert {line.where for line in verdict.lines} == {"node"}
-    assert not {"shared home", "reaches the login host"} & {line.what for line in verdict.lines}
+    assert not {"shared home", "connection to the login host"} & {line.what for line in verdict.lines}
 
 
 def test_a_probe_that_left_things_out_is_not_taken_for_good() -> None:
@@ -266,5 +266,5 @@ def test_a_login_host_without_a_compiler_only_loses_speed() -> None:
 @pytest.mark.parametrize(("problem", "status"), [("", "ok"), ("no library of Slurm's", "degraded")])
 def test_a_site_without_a_way_to_start_at_once_is_told(problem: str, status: str) -> None:
     found = findings(at_once_problem=problem)
-    assert line_of(found, "start at once", "login").status == status
+    assert line_of(found, "immediate start", "login").status == status
     assert judge(found).usable

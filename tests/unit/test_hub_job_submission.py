@@ -163,7 +163,7 @@ def test_when_slurm_is_away_the_intent_stays_for_the_next_attempt(settings: Sett
             "invalid partition specified: nope; Batch job submission failed: Invalid partition name specified",
         ),
         ("sbatch: fatal: --mem and --mem-per-cpu are exclusive.", "--mem and --mem-per-cpu are exclusive."),
-        ("", "sbatch failed (1): it said nothing"),
+        ("", "sbatch failed (1): no error message"),
     ],
 )  # fmt: skip
 def test_what_slurm_refuses_is_refused_in_its_words_and_leaves_no_intent(

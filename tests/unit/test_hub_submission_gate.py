@@ -127,7 +127,7 @@ def test_a_pod_that_does_not_come_for_its_turn_does_not_hold_up_the_others() -> 
 def test_the_error_tells_slurms_words_and_how_many_wait() -> None:
     site = Site(room=0, pods=2)
     site.try_all()
-    with pytest.raises(SlurmLimited, match=r"AssocMaxSubmitJobLimit.*2 pods wait") as found:
+    with pytest.raises(SlurmLimited, match=r"AssocMaxSubmitJobLimit.*2 pods are waiting") as found:
         site.gate.enter(site.pods[1])
     assert found.value.retry_s == 8.0
 

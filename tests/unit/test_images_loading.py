@@ -122,14 +122,14 @@ def test_a_layer_linked_inside_the_archive_as_old_docker_saves_it(store: Store, 
 
 def test_names(store: Store, tmp_path: Path) -> None:
     nameless = directory_of(layout_files(LAYERS, name=None), tmp_path / "d")
-    with pytest.raises(UserError, match="does not say what its image") as caught:
+    with pytest.raises(UserError, match="gives no name for image") as caught:
         store.load(nameless, None)
     assert "--name" in caught.value.hint
     assert_untouched(tmp_path / "store")
     (image,) = store.load(nameless, "mine")
     assert image.reference == "docker.io/library/mine:latest"
     bare = directory_of(layout_files(LAYERS, name="latest"), tmp_path / "bare")
-    with pytest.raises(UserError, match="does not say"):
+    with pytest.raises(UserError, match="gives no name"):
         store.load(bare, None)
     with pytest.raises(InvalidImageName):
         store.load(nameless, "Not Valid")

@@ -113,7 +113,7 @@ def test_what_is_not_supported_is_refused_by_name(
 @pytest.mark.parametrize(
     ("text", "context", "said"),
     [
-        ("", "", "no kubeconfig"),
+        ("", "", "is not a kubeconfig file"),
         ("a: [", "", "cannot be read"),
         ("contexts: []", "x", "no context 'x'"),
         ("contexts: [{name: x, context: {cluster: y}}]", "x", "no cluster 'y'"),

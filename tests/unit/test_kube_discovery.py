@@ -74,7 +74,7 @@ def test_a_kind_that_comes_later_is_found_then(keys: Path) -> None:
         api.on("GET", "/apis/x.io/v1", resources())
         api.on("GET", "/apis/x.io/v2alpha1", resources(), resources(("things", "Thing", True)))
         assert not await discovery.has("Thing", "x.io")
-        with pytest.raises(ApiError, match=r"knows no kind Thing in group 'x\.io'"):
+        with pytest.raises(ApiError, match=r"serves no kind Thing in group 'x\.io'"):
             await discovery.resource("Thing", "x.io")
         assert await discovery.has("Thing", "x.io")
         api.on("GET", "/apis/y.io", 503)

@@ -69,8 +69,8 @@ def test_people_are_told_where_to_go() -> None:
     told = [balancers.told(one, HERE) for one in balancers.decide(asked, set(), set(), lambda _port: True)]
     assert [kind for kind, _ in told] == ["Normal", "Normal", "Warning"]
     assert "192.0.2.1:8080" in told[0][1]
-    assert "192.0.2.1:30080, its nodePort" in told[1][1]
-    assert "served nowhere" in told[2][1]
+    assert "its nodePort, 192.0.2.1:30080" in told[1][1]
+    assert "is not served" in told[2][1]
 
 
 def test_other_balancers_services_are_left_to_them() -> None:

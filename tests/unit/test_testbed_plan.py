@@ -44,7 +44,7 @@ def test_the_environment_carries_nothing_of_the_machine(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("name", ["../escape", "run-", "other", "run-a/b", "run-" + "x" * 30])
 def test_names_that_could_lead_elsewhere_are_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(NAME_VARIABLE, name)
-    with pytest.raises(UserError, match="not usable"):
+    with pytest.raises(UserError, match="not valid"):
         Paths.default()
 
 

@@ -198,7 +198,7 @@ def test_runc_is_optional_unless_named(
     monkeypatch.setenv("PATH", str(go))
     folder = ensure(download=False)
     assert not (folder / "runc").exists()
-    assert "going without runc" in capsys.readouterr().err
+    assert "continuing without runc" in capsys.readouterr().err
     with pytest.raises(SiteError, match="C compiler"):
         ensure(["runc"], download=False)
 

@@ -188,7 +188,7 @@ def test_a_download_ends_in_the_cache(
     pins = replace(load(), programs=(program(site.base),))
     site.put("/v1.2.3/tool", BODY)
     site.put("/v1.2.3/tool.sha256", sha256(b"another file"))
-    with pytest.raises(SiteError, match=r"tool v1\.2\.3 is not at hand"):
+    with pytest.raises(SiteError, match=r"tool v1\.2\.3 is not available"):
         inventory(["tool"], pins=pins, build=False)
     assert "does not have the checksum" in capsys.readouterr().err
     assert list((tmp_path / "upstream").rglob("tool*")) == []

@@ -73,7 +73,9 @@ def test_a_cluster_starts_without_it_and_a_failed_download_is_not_tried_at_each_
 
     monkeypatch.setattr(static_runc, "inventory", fails)
     static_runc.write_for(files)
-    assert "without crun will run no pods: github.com cannot be reached" in capsys.readouterr().err
+    assert (
+        "will not run on compute nodes without crun: github.com cannot be reached" in capsys.readouterr().err
+    )
     static_runc.write_for(files)
     assert tries == [["runc"]]
     assert "slurmlet upstream" in capsys.readouterr().err

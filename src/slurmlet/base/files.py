@@ -23,7 +23,7 @@ def private_dir(path: Path) -> Path:
     seen = path.lstat()
     if seen.st_uid != os.geteuid():
         raise SlurmletError(
-            f"{path} belongs to uid {seen.st_uid}, not to you",
+            f"{path} is owned by uid {seen.st_uid}, not by you",
             hint="Remove it or choose another directory; slurmlet keeps secrets only in directories you own.",
             reason="ForeignDirectory",
         )

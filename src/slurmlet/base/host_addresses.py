@@ -73,7 +73,7 @@ def advertised_address(addresses: Sequence[str], wanted: str | None = None) -> s
     if not ipv4:
         raise SiteError(
             "this host has no IPv4 address besides loopback",
-            hint="Compute nodes must be able to reach this host; run slurmlet on a host with a network.",
+            hint="Compute nodes must reach this host: run slurmlet on a login node with a network.",
         )
     return next((address for address in _named_addresses() if address in ipv4), ipv4[0])
 

@@ -64,7 +64,7 @@ def runs_dir() -> Path:
 def check_cluster_name(name: str) -> str:
     if not _CLUSTER_NAME.fullmatch(name):
         raise UserError(
-            f"cluster name {name!r} is not usable",
+            f"cluster name {name!r} is not valid",
             hint="Use 1 to 32 lower-case letters, digits and inner hyphens, such as 'default' or 'exp-2'.",
         )
     return name

@@ -74,7 +74,7 @@ def run(
         out, err = process.communicate(data, timeout=timeout_s)
     except subprocess.TimeoutExpired as error:
         stop_group(process)
-        raise CommandError(argv, None, f"no answer within {timeout_s:g} s", transient=True) from error
+        raise CommandError(argv, None, f"timed out after {timeout_s:g} s", transient=True) from error
     except BaseException:
         stop_group(process)
         raise

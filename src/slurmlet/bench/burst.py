@@ -63,7 +63,7 @@ class BurstBench:
         kubectl = find("kubectl")
         files = ClusterFiles.named(cluster)
         if kubectl is None or not files.kubeconfig.exists():
-            raise UserError(f"cluster {cluster!r} is not there", hint=f"Run: slurmlet up -c {cluster}")
+            raise UserError(f"cluster {cluster!r} does not exist", hint=f"Run: slurmlet up -c {cluster}")
         self._kubectl = [str(kubectl), "--kubeconfig", str(files.kubeconfig)]
         self._image = image
         self._name = f"burst-{os.getpid()}"
@@ -181,7 +181,7 @@ class BurstBench:
                 return phase
             if phase.took_s > _PATIENCE_S:
                 raise SlurmletError(
-                    f"{done} of {phase.count} {phase.name} were through after {_PATIENCE_S:g} s",
-                    hint="Look at: squeue, slurmlet kubectl get pods",
+                    f"{done} of {phase.count} {phase.name} were done after {_PATIENCE_S:g} s",
+                    hint="Run: squeue; slurmlet kubectl get pods",
                 )
             time.sleep(_PAUSE_S)

@@ -72,7 +72,8 @@ class Tree:
         loader = next(iter(sorted(self.root.glob("usr/lib/*-linux-gnu*/ld-linux-*.so.*"))), None)
         if found is None or loader is None:
             raise UserError(
-                f"the image has no {command[0]}", hint="It must be of a Debian with this program."
+                f"the image has no {command[0]}",
+                hint="Use a Debian image that has this program. On the testbed: slurmlet testbed load bench",
             )
         return [str(loader), "--library-path", str(loader.parent), str(found), *command[1:]]
 

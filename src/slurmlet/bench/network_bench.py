@@ -61,7 +61,7 @@ class NetworkBench:
         kubectl = find("kubectl")
         files = ClusterFiles.named(cluster)
         if kubectl is None or not files.kubeconfig.exists():
-            raise UserError(f"cluster {cluster!r} is not there", hint=f"Run: slurmlet up -c {cluster}")
+            raise UserError(f"cluster {cluster!r} does not exist", hint=f"Run: slurmlet up -c {cluster}")
         self._kubectl = [str(kubectl), "--kubeconfig", str(files.kubeconfig)]
         self._image = image
         self._cluster, self._crowd = cluster, services
@@ -263,7 +263,7 @@ def _two_hosts(partition: str | None) -> tuple[str, str]:
     hosts = [node.name for node in with_room if partition is None or partition in node.partitions]
     if len(hosts) < 2:
         raise SlurmletError(
-            "two hosts with room are needed", hint="Look at: sinfo; or name them with --hosts."
+            "fewer than two hosts have free resources", hint="Run sinfo, or name two hosts: --hosts A,B"
         )
     return hosts[0], hosts[1]
 

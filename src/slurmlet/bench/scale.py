@@ -160,7 +160,7 @@ class ScaleBench:
         self._files = ClusterFiles.named(cluster)
         config = read_json(self._files.config)
         if not isinstance(config, dict):
-            raise UserError(f"cluster {cluster!r} is not there", hint=f"Run: slurmlet up -c {cluster}")
+            raise UserError(f"cluster {cluster!r} does not exist", hint=f"Run: slurmlet up -c {cluster}")
         self._server = f"https://{config['api_address']}:{config['api_port']}"
         self._slurm = CommandSlurm()
         self._image = image
@@ -200,7 +200,7 @@ class ScaleBench:
         pid = int(told["pid"]) if isinstance(told, dict) and told.get("pid") else 0
         if not pid or not Path(f"/proc/{pid}").is_dir():
             raise UserError(
-                "the hub does not run on this host",
+                "the hub is not running on this host",
                 hint=f"Run this on {(told or {}).get('host', 'its host')}.",
             )
         return pid
@@ -224,7 +224,9 @@ class ScaleBench:
         deadline_s = time.monotonic() + _PATIENCE_S
         while left := await self._listed(client, part):
             if time.monotonic() > deadline_s:
-                raise SlurmletError("the pods do not go", hint="Look at: slurmlet kubectl get pods")
+                raise SlurmletError(
+                    "the pods of the measurement are not deleted", hint="Run: slurmlet kubectl get pods"
+                )
             await asyncio.sleep(_LOOK_S if len(left) < _MANY else _CROWD_LOOK_S)
 
     def _client(self) -> ApiClient:
@@ -358,8 +360,8 @@ def _wait(done: Callable[[], bool], what: str, every_s: float = _LOOK_S) -> floa
     while not done():
         if time.monotonic() > deadline_s:
             raise SlurmletError(
-                f"not all have {what} within {_PATIENCE_S:g} s",
-                hint="Look at: squeue, slurmlet kubectl get pods",
+                f"not all jobs or pods have {what} within {_PATIENCE_S:g} s",
+                hint="Run: squeue; slurmlet kubectl get pods",
             )
         time.sleep(every_s)
     return time.monotonic()

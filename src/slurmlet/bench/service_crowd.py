@@ -62,7 +62,7 @@ def crowded(cluster: str, namespace: str, services: int) -> Iterator[None]:
     files = ClusterFiles.named(cluster)
     config = read_json(files.config)
     if not config:
-        raise UserError(f"cluster {cluster!r} is not there", hint=f"Run: slurmlet up -c {cluster}")
+        raise UserError(f"cluster {cluster!r} does not exist", hint=f"Run: slurmlet up -c {cluster}")
     asyncio.run(_with_client(files, config, lambda client: _make(client, config, namespace, services)))
     time.sleep(_SETTLE_S)
     try:

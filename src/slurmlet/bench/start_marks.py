@@ -32,5 +32,5 @@ def moment_s(mark: Path) -> float:
             return mark.stat().st_mtime
         time.sleep(_LOOK_S)
     raise SlurmletError(
-        f"nothing ran within {PATIENCE_S:g} s", hint="Look at: squeue, slurmlet kubectl get pods"
+        f"no job or pod started within {PATIENCE_S:g} s", hint="Run: squeue; slurmlet kubectl get pods"
     )

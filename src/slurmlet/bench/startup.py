@@ -51,7 +51,7 @@ class StartupBench:
         kubectl = find("kubectl")
         files = ClusterFiles.named(cluster)
         if kubectl is None or not files.kubeconfig.exists():
-            raise UserError(f"cluster {cluster!r} is not there", hint=f"Run: slurmlet up -c {cluster}")
+            raise UserError(f"cluster {cluster!r} does not exist", hint=f"Run: slurmlet up -c {cluster}")
         self._kubectl = [str(kubectl), "--kubeconfig", str(files.kubeconfig)]
         self._slurm = CommandSlurm()
         self._image, self._launch, self._runtime_class = image, launch, runtime_class

@@ -54,8 +54,9 @@ def choose(taken: Sequence[Network], asked: Wanted, kept: Ranges | None = None) 
     for field, wanted, before in (("pod", pods, kept.pods), ("service", services, kept.services)):
         if wanted is not None and before and wanted != before:
             raise UserError(
-                f"--{field}-range {wanted}: this cluster has {before}, and pods and Services live by it",
-                hint="Ranges are chosen when a cluster is made: `slurmlet down --purge` first, or make another one.",
+                f"--{field}-range {wanted}: the range of this cluster is {before} and cannot be changed",
+                hint="Ranges are set when a cluster is created: run `slurmlet down --purge` first, "
+                "or create another cluster with -c NAME.",
             )
     chosen_services = kept.services or _chosen("service", services, _SERVICE_CANDIDATES, taken, (12, 24))
     in_use = [*taken, Network(chosen_services)]
@@ -65,7 +66,7 @@ def choose(taken: Sequence[Network], asked: Wanted, kept: Ranges | None = None) 
     if Network(checked).overlaps(Network(chosen_services)):
         raise UserError(
             f"--pod-range {checked} overlaps the range of Services, {chosen_services}",
-            hint="Choose ranges that have no address in common.",
+            hint="Choose two ranges that do not overlap.",
         )
     return Ranges(checked, chosen_services)
 
@@ -86,7 +87,7 @@ def _free(field: str, candidates: Sequence[str], taken: Sequence[Network]) -> st
             return candidate
     raise SiteError(
         f"every range that slurmlet tries for {field}s overlaps a route of this host",
-        hint=f"Name one that is free on all hosts: slurmlet up --{field}-range 198.18.0.0/17",
+        hint=f"Choose one that is free on all hosts: slurmlet up --{field}-range 198.18.0.0/17",
     )
 
 
@@ -94,16 +95,18 @@ def _checked(field: str, wanted: str, taken: Sequence[Network], sizes: tuple[int
     try:
         network = Network(wanted)
     except ValueError as error:
-        raise UserError(f"--{field}-range {wanted}: {error}", hint="Write it as 10.244.0.0/16.") from error
+        raise UserError(
+            f"--{field}-range {wanted}: {error}", hint="Use CIDR notation, such as 10.244.0.0/16."
+        ) from error
     if not sizes[0] <= network.prefixlen <= sizes[1]:
         raise UserError(
-            f"--{field}-range {wanted} must have between {sizes[0]} and {sizes[1]} bits",
+            f"--{field}-range {wanted} must have a prefix length between /{sizes[0]} and /{sizes[1]}",
             hint="/16 gives 65,000 addresses.",
         )
     for other in taken:
         if network.overlaps(other):
             raise UserError(
-                f"--{field}-range {wanted} overlaps {other}, which this host has a route or an address in",
+                f"--{field}-range {wanted} overlaps {other}, in which this host has a route or an address",
                 hint="Choose a range that no host of the site uses, or leave the option out.",
             )
     return str(network)

@@ -73,7 +73,7 @@ def load_existing(files: ClusterFiles) -> ClusterConfig:
         chosen = "" if files.name == DEFAULT_CLUSTER else f" -c {files.name}"
         raise UserError(
             f"there is no cluster {files.name!r}",
-            hint=f"`slurmlet up{chosen}` makes it; `slurmlet ls` shows those you have.",
+            hint=f"Create it with `slurmlet up{chosen}`, or list your clusters with `slurmlet ls`.",
         )
     return found
 
@@ -149,7 +149,8 @@ def encryption(before: ClusterConfig | None, wanted: bool | None) -> bool:
         has = "has" if before.encrypt else "was made without"
         raise UserError(
             f"--{'' if wanted else 'no-'}encrypt: cluster {before.name!r} {has} encryption between hosts",
-            hint="It is chosen when a cluster is made: `slurmlet down --purge` first, or make another one.",
+            hint="Encryption is set when a cluster is created: run `slurmlet down --purge` first, "
+            "or create another cluster with -c NAME.",
         )
     return before.encrypt
 

@@ -52,7 +52,9 @@ async def end_jobs(cluster_id: str, slurm: Slurm, limit_s: float = GONE_S) -> in
     asked_s = float("-inf")
     while jobs := await jobs_of(cluster_id, slurm):
         if time.monotonic() > deadline_s:
-            raise SlurmletError(f"{len(jobs)} jobs do not end within {limit_s:g} s, such as {jobs[0].job_id}")
+            raise SlurmletError(
+                f"{len(jobs)} jobs did not end within {limit_s:g} s, such as {jobs[0].job_id}"
+            )
         seen.update(job.job_id for job in jobs)
         # Again from time to time: a submission that was under way when the hub ended shows up late.
         if time.monotonic() - asked_s > _AGAIN_S:

@@ -114,7 +114,7 @@ def _check_same(config: ClusterConfig, partitions: Sequence[str], launch: str | 
     if partitions and tuple(partitions) != config.partitions:
         now = ", ".join(config.partitions) if config.partitions else "all"
         raise UserError(
-            f"cluster {config.name!r} is running with other partitions ({now})",
+            f"cluster {config.name!r} is running with other partitions than --partition: {now}",
             hint=f"Stop it first: slurmlet down -c {config.name}",
         )
 
@@ -301,7 +301,7 @@ def _failed(files: ClusterFiles, component: str, what: str) -> StartError:
     except OSError:
         tail = []
     shown = "".join(f"\n    {line[:400]}" for line in tail)
-    return StartError(f"{what}{shown}", hint=f"The whole log: {log}")
+    return StartError(f"{what}{shown}", hint=f"See the full log: {log}")
 
 
 def _give_up(files: ClusterFiles) -> None:

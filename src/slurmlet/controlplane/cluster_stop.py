@@ -100,7 +100,7 @@ def _stop_hub(files: ClusterFiles, supervisor: ProcessIdentity) -> None:
         return not supervisor.alive() or (bool(hub.get("held")) and hub.get("pid") is None)
 
     if not _wait(hub_ended, _HUB_STOP_S):
-        say("  the hub does not end; it will be killed with the rest")
+        say("  the hub did not stop in time; it is killed")
 
 
 def stop_supervisor(supervisor: ProcessIdentity) -> None:

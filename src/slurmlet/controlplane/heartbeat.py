@@ -148,6 +148,6 @@ class Heartbeat:
 
     def _taken(self, host: str) -> TakenError:
         return TakenError(
-            f"a supervisor on {host} has this cluster, and this is {self._host}",
-            hint=f"Use slurmlet on {host}.",
+            f"this cluster is running on {host}, not on this host ({self._host})",
+            hint=f"Run slurmlet on {host}.",
         )

@@ -39,7 +39,7 @@ def egress(files: ClusterFiles) -> dict[str, object]:
     name = str(files.gateway_socket)
     if len(name.encode()) > _LONGEST_SOCKET_NAME:
         raise SiteError(
-            f"{name} is too long for the name of a socket",
+            f"{name} is too long a path for a Unix socket",
             hint="Set SLURMLET_HOME to a directory with a shorter path.",
         )
     connection = {"proxyProtocol": "HTTPConnect", "transport": {"uds": {"udsName": name}}}

@@ -26,7 +26,7 @@ def options_of(line: str) -> list[Option]:
     try:
         return parse_words("--sbatch", shlex.split(line))
     except ValueError as error:
-        raise UserError(f"--sbatch: {error}", hint="Balance the quotes.") from error
+        raise UserError(f"--sbatch: {error}", hint="Check the quotes.") from error
     except RefusedPod as error:
         raise UserError(error.message, hint=error.hint) from error
 
@@ -106,7 +106,9 @@ def shrink(files: ClusterFiles, names: Sequence[str]) -> PoolSpec:
     """Named members go, drained first; the pool is smaller by as many."""
     known = {one.node for one in _pool_jobs(configs.load_existing(files))}
     if unknown := sorted(set(names) - known):
-        raise UserError(f"no such pool node: {', '.join(unknown)}", hint="See: slurmlet pool ls")
+        raise UserError(
+            f"no such pool node: {', '.join(unknown)}", hint="List the nodes of the pool: slurmlet pool ls"
+        )
     names = sorted(set(names) - load(files).unwanted)
     return change(
         files,

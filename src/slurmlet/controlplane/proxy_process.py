@@ -48,12 +48,15 @@ def serve(
     from slurmlet.linux.event_loop import Loop
 
     if running_supervisor(files, "proxy") is None:
-        raise UserError(f"cluster {files.name!r} is not running", hint=f"slurmlet up -c {files.name}")
+        raise UserError(
+            f"cluster {files.name!r} is not running", hint=f"Start it: slurmlet up -c {files.name}"
+        )
     try:
         listener = listen(port)
     except OSError as error:
         raise UserError(
-            f"port {port}: {error.strerror}", hint="Leave --port out to get one that is free."
+            f"port {port}: {error.strerror}",
+            hint="Choose another port, or leave out --port to get a free one.",
         ) from error
     loop = Loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -75,7 +78,7 @@ def running(files: ClusterFiles) -> Address:
         if identity.alive():
             return Address(int(raw["port"]))
     raise SlurmletError(
-        f"no `slurmlet proxy` runs for cluster {files.name!r} on this host",
+        f"no `slurmlet proxy` is running for cluster {files.name!r} on this host",
         hint=f"Start it in another terminal, or in the background: slurmlet proxy -c {files.name} &",
     )
 

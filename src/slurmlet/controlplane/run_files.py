@@ -217,7 +217,7 @@ def lifecycle_lock(files: ClusterFiles) -> Iterator[None]:
     path = run_files(files).lock
     with contextlib.ExitStack() as stack:
         if not stack.enter_context(locked(path, wait=False)):
-            say(f"  another `slurmlet up` or `down` of {files.name!r} is under way; waiting for it")
+            say(f"  another `slurmlet up` or `down` of {files.name!r} is running; waiting for it")
             stack.enter_context(locked(path))
         yield
 

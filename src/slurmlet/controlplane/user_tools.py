@@ -1,4 +1,4 @@
-"""`slurmlet kubectl`, `kubeconfig`, `shell`: hand the cluster to the person's own tools.
+"""`slurmlet kubectl`, `kubeconfig`, `shell`: use the cluster with other tools.
 
 Imports little and late: every kubectl call waits for it.
 """
@@ -22,7 +22,7 @@ def default_cluster() -> str:
 def existing_kubeconfig(files: ClusterFiles) -> Path:
     if not files.kubeconfig.exists():
         chosen = "" if files.name == DEFAULT_CLUSTER else f" -c {files.name}"
-        raise UserError(f"there is no cluster {files.name!r}", hint=f"Make it with `slurmlet up{chosen}`.")
+        raise UserError(f"cluster {files.name!r} does not exist", hint=f"Create it with: slurmlet up{chosen}")
     return files.kubeconfig
 
 
@@ -30,7 +30,9 @@ def split_cluster(arguments: Sequence[str]) -> tuple[str, list[str]]:
     """Takes `--cluster NAME` off the front; everything else is kubectl's, whose own -c means a container."""
     if arguments and arguments[0] == "--cluster":
         if len(arguments) < 2:
-            raise UserError("--cluster needs a name", hint="slurmlet kubectl --cluster NAME get pods")
+            raise UserError(
+                "--cluster needs a name", hint="Example: slurmlet kubectl --cluster NAME get pods"
+            )
         return arguments[1], list(arguments[2:])
     if arguments and arguments[0].startswith("--cluster="):
         return arguments[0].partition("=")[2], list(arguments[1:])

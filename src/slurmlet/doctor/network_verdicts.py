@@ -42,14 +42,14 @@ def network_lines(node: Facts) -> Iterator[Line]:
     )  # fmt: skip
     yield _judged(
         _answers_problem(node), "seccomp notification", "TCP at the host's own speed", "TCP as slow as packets through TUN",
-        "Needs Linux 5.14 or newer with seccomp filters, and jobs that run under no listener of the site's own.",
+        "Needs Linux 5.14 or newer with seccomp filters, and jobs without another seccomp listener.",
     )  # fmt: skip
     yield _line(
         node, "pidfd_getfd", "pidfd_getfd", "TCP at the host's own speed", "TCP as slow as packets through TUN",
         f"Needs Linux 5.6 or newer; {ASK.lower()} for sysctl kernel.yama.ptrace_scope below 3.",
     )  # fmt: skip
     yield _line(
-        node, "own_ports", "low ports and ping", "any port, and ping, without rights in a pod",
+        node, "own_ports", "low ports and ping", "any port, and ping, without capabilities in a pod",
         "UDP servers below port 1024 and ping need root in their container",
         "Needs a /proc/sys that jobs may write in a network namespace of their own.",
     )  # fmt: skip
@@ -74,7 +74,7 @@ def _mode(node: Facts) -> Line:
     uses, lost = _MODES[mode]
     return Line(
         NODE, "pod network", "ok" if mode == FAST else "missing" if mode == NONE else "degraded", mode, uses, lost,
-        "" if mode == FAST else "The lines above that are not ok say what to ask for.",
+        "" if mode == FAST else "See the lines above that are not ok.",
     )  # fmt: skip
 
 

@@ -50,7 +50,7 @@ def trial(function: Any, *arguments: Any) -> str:
         said = pipe.read().decode("utf-8", "replace")
     status = os.waitpid(child, 0)[1]
     if os.WIFSIGNALED(status):
-        return f"no answer within {TRIAL_TIMEOUT_S} s"
+        return f"timed out after {TRIAL_TIMEOUT_S} s"
     return said
 
 

@@ -54,7 +54,7 @@ def collect_here() -> Findings:
 
 
 def collect(steps: Steps, *, partition: str | None, wait_s: float = QUEUE_WAIT_S) -> Findings:
-    with steps.step("looking at this host"):
+    with steps.step("checking this host"):
         here = _probe_here({})
         binaries = _binaries()
     missing = tuple(configuration.missing_commands())
@@ -64,7 +64,7 @@ def collect(steps: Steps, *, partition: str | None, wait_s: float = QUEUE_WAIT_S
     if problem:
         return Findings(here=here, slurm_problem=problem, binaries=binaries)
     at_once = immediate.look_at_site(configuration.capabilities_of(config)).problem
-    with steps.step("looking at a compute node, through a small job"):
+    with steps.step("checking a compute node, through a small job"):
         job = _probe_node(partition, wait_s)
     node = _parse(job.output)
     return Findings(

@@ -60,15 +60,15 @@ def _slurm(findings: Findings) -> Iterator[Line]:
     uses, without = "sbatch, squeue, scancel, sinfo", "no pods at all"
     if findings.missing_commands:
         yield Line(
-            LOGIN, "Slurm", "missing", f"no {', '.join(findings.missing_commands)} on the PATH", uses, without,
-            "Run slurmlet on a host where Slurm's commands work (a login node), perhaps after `module load slurm`.",
+            LOGIN, "Slurm", "missing", f"no {', '.join(findings.missing_commands)} in PATH", uses, without,
+            "Run slurmlet on a host with Slurm's commands (a login node), or run `module load slurm` first.",
             fatal=True,
         )  # fmt: skip
         return
     if findings.slurm_problem:
         yield Line(
             LOGIN, "Slurm", "missing", findings.slurm_problem, uses, without,
-            "The controller does not answer; try again later, or check SLURM_CONF.", fatal=True,
+            "slurmctld does not answer: try again later, or check SLURM_CONF.", fatal=True,
         )  # fmt: skip
         return
     config = findings.slurm_config
@@ -76,8 +76,8 @@ def _slurm(findings: Findings) -> Iterator[Line]:
     yield from _plugins(config)
     if (problem := findings.at_once_problem) is not None:
         yield Line(
-            LOGIN, "start at once", "degraded" if problem else "ok", problem or "yes",
-            "sbatch alone" if problem else "srun, and Slurm's library for a job's exit code",
+            LOGIN, "immediate start", "degraded" if problem else "ok", problem or "yes",
+            "sbatch only" if problem else "srun, and Slurm's library for a job's exit code",
             "a pod starts up to a second later, as every batch job does",
         )  # fmt: skip
 
@@ -101,7 +101,7 @@ def _plugins(config: Mapping[str, str]) -> Iterator[Line]:
     kept = accounting not in ("?", "(null)", "accounting_storage/none")
     yield Line(
         LOGIN, "accounting", "ok" if kept else "degraded", accounting,
-        "sacct, for jobs that ended while the hub was away" if kept else "what slurmctld still remembers",
+        "sacct, for jobs that ended while the hub was down" if kept else "slurmctld's record of recent jobs",
         "after MinJobAge the end of a job is unknown",
     )  # fmt: skip
 
@@ -109,12 +109,12 @@ def _plugins(config: Mapping[str, str]) -> Iterator[Line]:
 def _login_host(here: Facts) -> Iterator[Line]:
     yield Line(LOGIN, "kernel", "ok", _kernel(here), "-", "-")
     yield Line(LOGIN, "Python", "ok", _version(here), str(here.get("python_path", "python")), "no slurmlet")
-    yield _limits(here, LOGIN, "etcd, the API server and the hub", "many pods at once fail")
+    yield _limits(here, LOGIN, "etcd, the API server and the hub", "a burst of many pods fails")
     compiler = str(here.get("compiler", ""))
     yield Line(
         LOGIN, "C compiler", "ok" if compiler else "degraded", compiler or "none", "pods' new connections in C",
-        "new connections of pods are served by Python, several times slower; data is not",
-        "" if compiler else "A module or package with `cc` on the PATH of `slurmlet up`, once, is enough.",
+        "new connections of pods are handled in Python and take several times longer; throughput is the same",
+        "" if compiler else "Have a C compiler (cc) in PATH the first time you run `slurmlet up`.",
     )  # fmt: skip
     problem = str(here.get("user_namespace", ""))
     yield Line(
@@ -123,7 +123,7 @@ def _login_host(here: Facts) -> Iterator[Line]:
         "degraded" if problem else "ok",
         problem or "yes",
         "not needed on this host",
-        "nothing here",
+        "nothing on this host",
     )
 
 
@@ -133,22 +133,23 @@ def _binaries(binaries: Mapping[str, str]) -> Line:
     return Line(
         LOGIN, "Kubernetes binaries", "degraded" if missing else "ok",
         f"{found} (missing: {', '.join(missing)})" if missing else found,
-        "those `slurmlet upstream` keeps", "`slurmlet up` has to fetch or build them first",
+        "binaries provided by `slurmlet upstream`", "`slurmlet up` downloads or builds them first",
     )  # fmt: skip
 
 
 def _no_node(findings: Findings) -> Line:
     if findings.node_timed_out:
         return Line(
-            NODE, "compute node", "degraded", "not checked: no node was free in time", "-", "this part of the check",
-            "Try again when the queue is shorter, or name a partition with --partition.",
+            NODE, "compute node", "degraded", "not checked: no node became free in time", "-",
+            "nothing is known about compute nodes",
+            "Run it again when the queue is shorter, or choose a partition: slurmlet doctor --partition NAME",
         )  # fmt: skip
     problem = findings.node_problem
     if "execve" in problem and "python3" in problem:
         return _python_line("no python3", ok=False)
     return Line(
         NODE, "compute node", "missing", problem, "a job for each pod", "no pods at all",
-        "Slurm must let you run `srun -n1 true`; perhaps an account or a partition has to be named.", fatal=True,
+        "Check that `srun -n1 true` works, or choose a partition: slurmlet doctor --partition NAME", fatal=True,
     )  # fmt: skip
 
 
@@ -194,7 +195,7 @@ def _subuids(node: Facts) -> Line:
     found = f"{count} ids" if works else problem or "none for you in /etc/subuid"
     return Line(
         NODE, "subordinate uids", "ok" if works else "degraded", found,
-        "newuidmap: many users in a container" if works else "one uid; changes of owner only seem to succeed",
+        "newuidmap: several users in a container" if works else "one uid; chown reports success without effect",
         "containers with several users see only one",
     )  # fmt: skip
 
@@ -207,7 +208,7 @@ def _root_file_systems(node: Facts) -> Iterator[Line]:
     yield Line(
         NODE, "overlay", "degraded" if problem else "ok", problem or "yes",
         instead if problem else "the kernel's overlay in a user namespace",
-        "containers start more slowly and take more room",
+        "containers start more slowly and use more disk space",
     )  # fmt: skip
     trouble = str(node.get("fuse", "not tried"))
     found = trouble or (
@@ -216,7 +217,7 @@ def _root_file_systems(node: Facts) -> Iterator[Line]:
     yield Line(
         NODE, "FUSE", "ok" if fuse or not problem else "degraded", found,
         "fuse-overlayfs" if fuse and problem else "not needed, overlay works" if not problem else "-",
-        "no second way when overlay fails",
+        "no fallback when overlay fails",
     )  # fmt: skip
 
 
@@ -230,7 +231,7 @@ def _runtime(node: Facts, binaries: Mapping[str, str]) -> Line:
     shown = ", ".join(f"{name} {version}" for name, version in found.items()) or "none on the node"
     return Line(
         NODE, "container runtime", "ok" if uses else "missing", shown, uses or "-", "no pods at all",
-        "" if uses else "Run `slurmlet upstream`: it brings a static runc that needs nothing installed on nodes.",
+        "" if uses else "Run `slurmlet upstream`: it provides a static runc that needs no installation on compute nodes.",
         fatal=not uses,
     )  # fmt: skip
 
@@ -283,7 +284,7 @@ def _between(node: Facts) -> Iterator[Line]:
     if login is not None:
         problem = str(login.get("problem", ""))
         yield Line(
-            NODE, "reaches the login host", "missing" if problem else "ok",
+            NODE, "connection to the login host", "missing" if problem else "ok",
             problem or f"{login.get('address')} in {login.get('milliseconds')} ms",
             "one TLS connection from each pod to the hub", "no pods at all",
             _FIREWALL if problem else "", fatal=bool(problem),

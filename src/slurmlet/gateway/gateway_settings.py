@@ -55,7 +55,7 @@ def load(directory: Path) -> Settings:
     files = ClusterFiles(directory)
     config = read_json(files.config)
     if not config or not config.get("pod_range"):
-        raise SlurmletError(f"{directory} holds no cluster with a pod network", hint="Run: slurmlet up")
+        raise SlurmletError(f"{directory} contains no cluster with a pod network", hint="Run: slurmlet up")
     first = next(ipaddress.IPv4Network(config["pod_range"]).hosts())
     setup = Setup(
         ip=int(first),

@@ -65,7 +65,7 @@ class Settings:
 def load(directory: Path) -> Settings:
     config = read_json(directory / "cluster.json")
     if not config:
-        raise SlurmletError(f"{directory} holds no cluster", hint="Run: slurmlet up")
+        raise SlurmletError(f"{directory} contains no cluster", hint="Run: slurmlet up")
     partitions = config.get("partitions")
     return Settings(
         files=ClusterFiles(directory),

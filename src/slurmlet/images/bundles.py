@@ -150,7 +150,7 @@ def check_space(directory: Path, needed_bytes: int, label: str) -> None:
     if needed_bytes > usage.free - reserve_bytes:
         raise UserError(
             f"{label} needs {needed_bytes >> 20} MiB in {directory}, but only {usage.free >> 20} MiB are free",
-            hint="Make room (`slurmlet image rm`), or move SLURMLET_HOME to a larger file system.",
+            hint="Free space with `slurmlet image rm`, or move SLURMLET_HOME to a larger file system.",
         )
 
 

@@ -82,8 +82,8 @@ def _program() -> str:
     found = binaries.find("crane") or shutil.which("crane")
     if found is None:
         raise SiteError(
-            "crane, which talks to image registries, is not here",
-            hint="Run `slurmlet upstream` to fetch or build it.",
+            "crane, the registry client, is not installed",
+            hint="Run: slurmlet upstream",
             reason="ErrImagePull",
         )
     return str(found)

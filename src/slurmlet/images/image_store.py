@@ -113,7 +113,7 @@ class Store:
         if image is None:
             raise UserError(
                 f"no image {reference_or_digest} in the store",
-                hint="`slurmlet image ls` shows what there is.",
+                hint="List the images: slurmlet image ls",
             )
         with self._digest_lock(image.digest):
             known = self._references()
@@ -157,7 +157,7 @@ class Store:
     def _certain(self, reference: str) -> Image:
         image = self.lookup(reference)
         if image is None:
-            raise SlurmletError(f"{reference} was removed from the store meanwhile", transient=True)
+            raise SlurmletError(f"{reference} was removed from the store in the meantime", transient=True)
         return image
 
     def _by_digest(self, digest: str) -> Image | None:
@@ -218,7 +218,7 @@ class Store:
                 yield work
             except OSError as error:
                 raise SlurmletError(
-                    f"the image store cannot be written: {error}",
+                    f"cannot write to the image store: {error}",
                     hint=f"Check quota, free space and permissions of {self._root}.",
                     reason="ErrImagePull",
                     transient=True,
@@ -252,7 +252,7 @@ def _only_one(bundle: Bundle, digest: str) -> archives.PackedImage:
     for packed in archives.find_images(bundle, crane.architecture()):
         if packed.digest == digest:
             return packed
-    raise SlurmletError(f"crane fetched something other than {digest}", reason="ErrImagePull", transient=True)
+    raise SlurmletError(f"crane returned another image than {digest}", reason="ErrImagePull", transient=True)
 
 
 def _names_for(
@@ -262,12 +262,12 @@ def _names_for(
         if len(found) > 1:
             raise UserError(
                 f"{path} holds {len(found)} images; --name can name only one",
-                hint="Leave --name out, or save them apart.",
+                hint="Leave out --name, or save each image to a file of its own.",
             )
         return (wanted,)
     if not packed.names:
         raise UserError(
-            f"{path} does not say what its image {packed.digest} is called",
-            hint="Name it: --name NAME[:TAG].",
+            f"{path} gives no name for image {packed.digest}",
+            hint="Set its name: --name NAME[:TAG]",
         )
     return tuple(references.normalise(name) for name in packed.names)

@@ -58,8 +58,8 @@ def _decoded(secret: Mapping[str, Any], encoded: object) -> dict[str, Any]:
         document = None
     if not isinstance(document, dict):
         raise SlurmletError(
-            f"imagePullSecret {name!r} does not hold a docker config in JSON",
-            hint="Make it with `kubectl create secret docker-registry`.",
+            f"imagePullSecret {name!r} holds no Docker config in JSON",
+            hint="Create it with: kubectl create secret docker-registry",
             reason="ErrImagePull",
         )
     return document

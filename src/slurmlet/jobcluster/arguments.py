@@ -47,10 +47,14 @@ def parse(words: Sequence[str]) -> Request:
     except ValueError as error:
         raise UserError(f"--timeout {ours['timeout'][-1]} is not a number of seconds") from error
     if ours["wait"] and not ours["manifest"]:
-        raise UserError("--wait needs --manifest FILE", hint="A command is waited for anyway.")
+        raise UserError(
+            "--wait needs --manifest FILE",
+            hint="Add --manifest FILE, or leave out --wait: a command is always waited for.",
+        )
     if ours["manifest"] and command and ours["wait"]:
         raise UserError(
-            "--wait and a command exclude each other", hint="Wait in the command, or leave it out."
+            "--wait cannot be combined with a command",
+            hint="Wait in the command (kubectl wait), or leave out --wait.",
         )
     return Request(
         command=tuple(command),

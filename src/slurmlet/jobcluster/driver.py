@@ -77,7 +77,7 @@ class Driver:
         finally:
             began_s = time.monotonic()
             self._tear_down()
-            self._progress.tell(f"all is gone ({time.monotonic() - began_s:.2f} s)")
+            self._progress.tell(f"everything is removed ({time.monotonic() - began_s:.2f} s)")
         return status
 
     def _note(self, number: int, _frame: Any) -> None:
@@ -185,7 +185,7 @@ class Driver:
         """Without its control plane the workload is lost: it hears so, and the run fails."""
         if self._supervisor and _reaped(self._supervisor):
             self._supervisor = 0
-            say("slurmlet: the control plane of this run was killed; ending")
+            say("slurmlet: the control plane of this run was killed; stopping")
             self._kill_at_s = time.monotonic() + _LAST_WORDS_S
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)

@@ -31,7 +31,7 @@ class Keeping:
         try:
             pods: list[Obj] = json.loads(self._kubectl("get", "pods", "-A", "-o", "json"))["items"]
         except SlurmletError as error:
-            say(f"slurmlet: what became of the pods is not known: {error.message}")
+            say(f"slurmlet: the final state of the pods is unknown: {error.message}")
             return
         if target is not None:
             self._write_logs(target, pods)

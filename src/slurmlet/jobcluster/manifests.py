@@ -35,7 +35,7 @@ def wait(files: Sequence[str], environment: Mapping[str, str], check: Callable[[
     """The wait status of the whole: 0, or 1 << 8 when a Job or pod failed. `check` may raise to end it."""
     wanted = _wanted(files, environment)
     if not wanted:
-        raise UserError("--wait: the manifests hold neither a Job nor a pod", hint="Leave --wait out.")
+        raise UserError("--wait: the manifests contain neither a Job nor a Pod", hint="Leave out --wait.")
     followers: dict[str, threading.Thread] = {}
     while True:
         check()

@@ -63,7 +63,9 @@ def make(places: RunPlaces) -> int:
         try:
             path.mkdir(mode=0o700)
         except FileExistsError as error:
-            raise SlurmletError(f"{path} is there already", hint="Is another run in this step?") from error
+            raise SlurmletError(
+                f"{path} already exists", hint="Check whether another `slurmlet run` uses this job step."
+            ) from error
     (places.local / "shared").symlink_to(places.shared)
     lock = os.open(places.local / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)

@@ -48,7 +48,7 @@ def _ask_srun(request: Request) -> int:
         return front(argv, around, in_job="SLURM_JOB_ID" in os.environ)
     except FileNotFoundError as error:
         raise SlurmletError(
-            "there is no srun on this host", hint="Use a login host of the site, or run inside a job."
+            "srun is not in PATH on this host", hint="Run it on a login node, or inside a job."
         ) from error
 
 

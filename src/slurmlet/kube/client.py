@@ -152,7 +152,9 @@ class ApiClient:
                             event: Obj = json.loads(line)
                             yield {**event, "object": _lean(event["object"])}
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise ApiError(0, f"watch of {path} broke: {str(error) or type(error).__name__}") from error
+            raise ApiError(
+                0, f"the watch of {path} was interrupted: {str(error) or type(error).__name__}"
+            ) from error
 
     async def _request(
         self,
@@ -243,7 +245,7 @@ def checked_path(path: str) -> str:
     The API server leaves the names of secrets and config maps in a pod's spec unchecked; its own client refuses these.
     """
     if {".", "..", ""} & set(path.split("/")[1:]) or set(path) & set("?#%\\"):
-        raise ApiError(404, f"{path!r} names nothing in the API", "NotFound")
+        raise ApiError(404, f"{path!r} is not a path of the API", "NotFound")
     return path
 
 

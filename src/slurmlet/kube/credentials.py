@@ -127,7 +127,7 @@ def from_kubeconfig(path: Path, context: str = "") -> Credentials:
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"kubeconfig {path} cannot be read: {error}") from error
     if not isinstance(document, dict):
-        raise UserError(f"kubeconfig {path} holds no kubeconfig")
+        raise UserError(f"kubeconfig {path} is not a kubeconfig file")
     name = context or document.get("current-context") or ""
     chosen = _named(path, document, "context", name)
     cluster = _named(path, document, "cluster", chosen.get("cluster") or "")
@@ -141,7 +141,7 @@ def from_kubeconfig(path: Path, context: str = "") -> Credentials:
     key_file, key_data = _either(path, user, "client-key")
     if bool(certificate_file or certificate_data) != bool(key_file or key_data):
         raise UserError(
-            f"kubeconfig {path}: user {chosen.get('user')!r} has a certificate without a key, or a key alone"
+            f"kubeconfig {path}: user {chosen.get('user')!r} has a certificate without a key, or a key without a certificate"
         )
     token_file = user.get("tokenFile")
     # Certificate and key may come in two ways; a context wants them in one.
@@ -162,7 +162,7 @@ def _refuse(path: Path, name: str, cluster: Mapping[str, Any], user: Mapping[str
     if cluster.get("insecure-skip-tls-verify") or cluster.get("proxy-url"):
         raise UserError(
             f"kubeconfig {path}: insecure-skip-tls-verify and proxy-url are not supported",
-            hint="Name the server's certificate authority, and a server that can be reached without a proxy.",
+            hint="Set certificate-authority and a server that is reachable without a proxy.",
         )
     unsupported = [key for key in _REFUSED if user.get(key)]
     if unsupported:
@@ -178,7 +178,7 @@ def _named(path: Path, document: Mapping[str, Any], kind: str, name: str) -> dic
             found: dict[str, Any] = entry[kind]
             return found
     raise UserError(
-        f"kubeconfig {path} has no {kind} {name!r}", hint="`kubectl config get-contexts` lists contexts."
+        f"kubeconfig {path} has no {kind} {name!r}", hint="List the contexts: kubectl config get-contexts"
     )
 
 

@@ -67,7 +67,7 @@ class Discovery:
                     parts = [known["name"] for known in resources if known["name"].startswith(prefix)]
                     subresources = frozenset(name.removeprefix(prefix) for name in parts)
                     return Resource(group, version, kind, one["name"], one["namespaced"], subresources)
-        raise ApiError(404, f"the API server knows no kind {kind} in group {group or 'core'!r}", "NotFound")
+        raise ApiError(404, f"the API server serves no kind {kind} in group {group or 'core'!r}", "NotFound")
 
     async def _versions(self, group: str) -> list[str]:
         if not group:

@@ -42,11 +42,13 @@ def _problems(spec: Mapping[str, Any]) -> Iterator[Problem]:
         why = "a job has a PID namespace of its own, so that nothing outlives it"
         yield Problem("spec.hostPID", why, "Use shareProcessNamespace to see the processes of the pod")
     if spec.get("runtimeClassName") not in (None, *CLASSES):
-        yield Problem("spec.runtimeClassName", "there is one way to run containers here", _REMEDY)
+        yield Problem(
+            "spec.runtimeClassName", "only the RuntimeClasses pool and queue are supported", _REMEDY
+        )
     if spec.get("resourceClaims"):
         yield Problem("spec.resourceClaims", "dynamic resource allocation is not supported", _REMEDY)
     if (spec.get("os") or {}).get("name", "linux") != "linux":
-        yield Problem("spec.os.name", "only linux runs here", _REMEDY)
+        yield Problem("spec.os.name", "only linux is supported", _REMEDY)
     yield from security_context.problems(spec)
     yield from _volumes(spec)
     for kind in ("initContainers", "containers"):
@@ -61,7 +63,11 @@ def _volumes(spec: Mapping[str, Any]) -> Iterator[Problem]:
         if kind not in _VOLUME_KINDS:
             yield Problem(f"{path}.{kind}", "this kind of volume is not supported", _REMEDY)
         if (volume.get("emptyDir") or {}).get("medium", "").startswith("HugePages"):
-            yield Problem(f"{path}.emptyDir.medium", "a user has no huge pages to give", "Use medium Memory")
+            yield Problem(
+                f"{path}.emptyDir.medium",
+                "huge pages are not available to an unprivileged user",
+                "Use medium Memory",
+            )
         for place, source in enumerate((volume.get("projected") or {}).get("sources") or ()):
             for name in source:
                 if name not in _PROJECTED_KINDS:
@@ -76,12 +82,12 @@ def _container(path: str, container: Mapping[str, Any]) -> Iterator[Problem]:
     for number, port in enumerate(container.get("ports") or ()):
         if port.get("hostPort") and port.get("protocol") == "SCTP":
             field = f"{path}.ports[{number}].hostPort"
-            yield Problem(field, "ports of a host can be served for TCP and UDP only", "Remove it")
+            yield Problem(field, "host ports are supported for TCP and UDP only", "Remove it")
     for number, rule in enumerate(container.get("restartPolicyRules") or ()):
         if rule.get("action") not in ("Restart", "RestartAllContainers"):
             field = f"{path}.restartPolicyRules[{number}].action"
-            yield Problem(field, "only Restart and RestartAllContainers are known", _REMEDY)
+            yield Problem(field, "only Restart and RestartAllContainers are supported", _REMEDY)
     for number, mount in enumerate(container.get("volumeMounts") or ()):
         if mount.get("mountPropagation") not in (None, "None"):
             field = f"{path}.volumeMounts[{number}].mountPropagation"
-            yield Problem(field, "mounts of a rootless pod stay its own", "Remove it")
+            yield Problem(field, "mount propagation is not possible for a rootless pod", "Remove it")

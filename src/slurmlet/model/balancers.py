@@ -91,16 +91,16 @@ def told(one: Balanced, address: str) -> tuple[str, str]:
         return "Normal", f"port {name} is served at {address}:{one.port}"
     why = {
         "PortNeedsRoot": "only root may listen on ports below 1024",
-        "PortOfAnotherService": "another Service has it",
-        "PortInUse": "something else on that host listens there",
+        "PortOfAnotherService": "another Service uses it",
+        "PortInUse": "another program listens there",
         "ProtocolNotServed": "only TCP and UDP are served",
     }[one.problem]
     if one.at:
         return (
             "Normal",
-            f"port {name} is served at {address}:{one.at}, its nodePort: on port {one.port} {why}",
+            f"port {name} is served at its nodePort, {address}:{one.at}, instead of port {one.port}: {why}",
         )
-    return "Warning", f"port {name} is served nowhere: {why}, and it has no nodePort"
+    return "Warning", f"port {name} is not served: {why}, and it has no nodePort"
 
 
 def _ingress(service: Obj) -> list[Obj]:

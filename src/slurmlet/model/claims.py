@@ -115,14 +115,16 @@ def _problems(spec: Obj, storage_class: Obj) -> list[str]:
     if spec.get("volumeMode") == "Block":
         found.append("spec.volumeMode Block: a volume of this class is a directory")
     if spec.get("selector"):
-        found.append("spec.selector: volumes of this class are made for the claim, there is none to choose")
+        found.append(
+            "spec.selector: volumes of this class are provisioned for the claim and cannot be selected"
+        )
     if spec.get("dataSource") or spec.get("dataSourceRef"):
         found.append("spec.dataSource: volumes of this class start empty")
     if storage_class.get("mountOptions"):
         found.append("the storage class has mountOptions: a directory is not mounted")
     if storage_class.get("parameters"):
         names = ", ".join(sorted(storage_class["parameters"]))
-        found.append(f"the storage class has parameters that nobody reads: {names}")
+        found.append(f"the storage class has unsupported parameters: {names}")
     return found
 
 
@@ -230,7 +232,9 @@ def _directory(persistent: Obj) -> tuple[str, str]:
     """(path, hostPath type)."""
     spec, name = persistent["spec"], persistent["metadata"]["name"]
     if spec.get("volumeMode") == "Block":
-        raise RefusedPod(f"PersistentVolume {name}: spec.volumeMode Block: a user has no block devices")
+        raise RefusedPod(
+            f"PersistentVolume {name}: spec.volumeMode Block: block devices are not available to an unprivileged user"
+        )
     if "hostPath" in spec:
         return str(spec["hostPath"]["path"]), str(spec["hostPath"].get("type") or "")
     if "local" in spec:

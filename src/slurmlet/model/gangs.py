@@ -140,12 +140,14 @@ def sized(spec: JobSpec, pods: Sequence[Mapping[str, Any]]) -> JobSpec:
     for pod in pods:
         if (pod["spec"].get("nodeSelector") or {}).get(KIND_LABEL) == "partition":
             raise RefusedPod(
-                "a gang has an allocation of its own, and its pods want nodes of the queue",
-                hint="Leave out runtimeClassName queue and the node selector, or the annotation.",
+                "a gang has an allocation of its own, but its pods select partition nodes",
+                hint="Remove runtimeClassName queue and the node selector, or the annotation of the gang.",
             )
     extra, _ = sbatch_options.from_annotations(pods[0]["metadata"].get("annotations") or {})
     if any(name == "ntasks" for name, _ in extra):
-        raise RefusedPod("--ntasks of a gang is the number of its pods", hint="Leave the annotation out.")
+        raise RefusedPod(
+            "--ntasks of a gang is the number of its pods", hint="Remove --ntasks from the annotation."
+        )
     return with_options(spec, extra)
 
 

@@ -34,10 +34,10 @@ def _numbers(ranges: str) -> list[str]:
     for part in ranges.split(","):
         first, dash, last = part.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise ValueError(f"{part!r} is no range of numbers")
+            raise ValueError(f"{part!r} is not a range of numbers")
         count = int(last or first) - int(first) + 1
         if not 0 < count <= _MOST:
-            raise ValueError(f"{part!r} is no range of at most {_MOST} numbers")
+            raise ValueError(f"{part!r} is not a range of at most {_MOST} numbers")
         # "07" keeps its width, as "07-12" keeps that of its first number.
         found += [str(number).zfill(len(first)) for number in range(int(first), int(first) + count)]
     return found

@@ -1,7 +1,7 @@
 """The one table from Slurm's job states to what becomes of the pod. No other module knows a Slurm state by name.
 
 A state is a *stage* in the life of the job; the ended ones also carry the pod's reason and message. `unknown` states of
-a newer Slurm count as alive, so that nobody's pod is failed because of a word we do not know.
+a newer Slurm count as alive, so that nobody's pod is failed because of a state that is not known here.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _TABLE: dict[str, _Row] = {
     "EXPEDITING": _Row(Stage.RUNNING),
     "COMPLETING": _Row(Stage.ENDING),
     "STAGE_OUT": _Row(Stage.ENDING),
-    "COMPLETED": _Row(Stage.ENDED, "RunnerLost", "ended without a word from its runner", by_itself=True),
+    "COMPLETED": _Row(Stage.ENDED, "RunnerLost", "ended without a report from its runner", by_itself=True),
     "FAILED": _Row(Stage.ENDED, "JobFailed", "failed before its runner could report", by_itself=True),
     "CANCELLED": _Row(Stage.ENDED, "JobCancelled", "was cancelled"),
     "TIMEOUT": _Row(Stage.ENDED, "JobTimeout", "reached its time limit"),
@@ -67,7 +67,7 @@ _GONE = _Row(Stage.ENDED, "JobLost", "is no longer known to Slurm")
 
 @dataclass(frozen=True)
 class Fate:
-    """What Slurm's word means for the pod."""
+    """What the state of the job means for the pod."""
 
     stage: Stage
     reason: str = ""
@@ -123,7 +123,7 @@ def fate_of_ended(job: EndedJob, user_names: dict[int, str] | None = None) -> Fa
 
 def fate_of_runner(node: str, exit_code: int | None) -> Fate:
     """A runner without a job of its own ended: its report tells the rest, if it left one."""
-    how = "went with its agent" if exit_code is None else f"ended without a word (exit code {exit_code})"
+    how = "ended with its agent" if exit_code is None else f"ended without a report (exit code {exit_code})"
     return Fate(Stage.ENDED, "RunnerLost", f"the pod's runner on node {node} {how}", by_itself=True)
 
 

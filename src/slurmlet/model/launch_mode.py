@@ -36,8 +36,8 @@ def launch_of(annotations: Mapping[str, str], default: str = BATCH) -> str:
     asked = annotations.get(LAUNCH_ANNOTATION, default)
     if asked not in WAYS:
         raise RefusedPod(
-            f"annotation {LAUNCH_ANNOTATION}: {asked!r} is no way to start a pod",
-            hint=f"Write one of: {', '.join(WAYS)}.",
+            f"annotation {LAUNCH_ANNOTATION}: {asked!r} is not a launch mode",
+            hint=f"Use one of: {', '.join(WAYS)}.",
         )
     return asked
 

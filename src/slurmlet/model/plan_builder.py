@@ -113,7 +113,7 @@ def container_plan(pod: Obj, container: Obj, setting: Setting, names: Names) -> 
     environment = {"PATH": _DEFAULT_PATH, "HOSTNAME": names.kernel, **own, **given}
     argv = command_line(container, image.config, given)
     if not argv:
-        raise RefusedPod(f"container {container['name']}: neither the image nor the pod names a command")
+        raise RefusedPod(f"container {container['name']}: neither the image nor the pod sets a command")
     if any("\0" in word for word in argv):
         raise RefusedPod(f"container {container['name']}: a NUL byte in command or args")
     security = container_security(pod, container, str(image.config.get("User") or ""))

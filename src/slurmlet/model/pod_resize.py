@@ -14,7 +14,7 @@ from slurmlet.model.pod_resources import pod_limits, pod_requests, same, written
 
 Obj = Mapping[str, Any]
 PENDING = "PodResizePending"
-MESSAGE = "a Slurm job keeps the resources it was submitted with; delete the pod and create it anew"
+MESSAGE = "a Slurm job keeps the resources it was submitted with; delete the pod and create it again"
 
 
 def allocated(pod: Obj, container: Obj) -> Obj:

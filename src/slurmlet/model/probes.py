@@ -34,7 +34,7 @@ def hook(container: Obj, name: str) -> Action | None:
         return None
     if "tcpSocket" in spec:
         raise RefusedPod(
-            f"container {container['name']}: lifecycle.{name}.tcpSocket is deprecated and no kubelet runs it",
+            f"container {container['name']}: lifecycle.{name}.tcpSocket is deprecated and not supported",
             hint="Use exec or httpGet.",
         )
     return _action(container, spec, expanded=False)

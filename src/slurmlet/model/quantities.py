@@ -20,9 +20,7 @@ def parse(quantity: object) -> Fraction:
     """The exact value. The API server has checked quantities already; a bad one is a bug or a foreign object."""
     found = _QUANTITY.fullmatch(str(quantity))
     if not found:
-        raise UserError(
-            f"{quantity!r} is not a Kubernetes quantity", hint="Write it as 500m, 2, 64Mi or 1.5Gi."
-        )
+        raise UserError(f"{quantity!r} is not a Kubernetes quantity", hint="Examples: 500m, 2, 64Mi, 1.5Gi.")
     number, exponent, suffix = found.groups()
     value = Fraction(number)
     return value * Fraction(10) ** int(exponent[1:]) if exponent else value * _SUFFIXES[suffix or ""]

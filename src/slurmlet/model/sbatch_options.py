@@ -109,7 +109,7 @@ def parse_line(key: str, line: str) -> list[Option]:
     try:
         words = shlex.split(line)
     except ValueError as error:
-        raise RefusedPod(f"annotation {key}: {error}", hint="Balance the quotes.") from error
+        raise RefusedPod(f"annotation {key}: {error}", hint="Check the quotes.") from error
     return parse_words(f"annotation {key}", words)
 
 

@@ -44,10 +44,10 @@ def container_problems(path: str, container: Obj) -> Iterator[Problem]:
 def _shared(path: str, context: Obj) -> Iterator[Problem]:
     """Fields that pods and containers both have."""
     if context.get("windowsOptions"):
-        yield Problem(f"{path}.windowsOptions", "only linux runs here", "Remove it")
+        yield Problem(f"{path}.windowsOptions", "only linux is supported", "Remove it")
     for field in ("seccompProfile", "appArmorProfile"):
         if (context.get(field) or {}).get("type") == "Localhost":
-            why = "compute nodes hold no profiles of yours"
+            why = "compute nodes have no Localhost profiles"
             yield Problem(f"{path}.{field}.type", why, f"Use RuntimeDefault or Unconfined; {_SEE}")
 
 
@@ -114,5 +114,5 @@ def _check_not_root(pod: Obj, container: Obj, uid: int | None, image_user: str) 
         raise RefusedPod(
             f"{told} {where}",
             reason="CreateContainerConfigError",
-            hint="Set securityContext.runAsUser to another than 0.",
+            hint="Set securityContext.runAsUser to a uid other than 0.",
         )

@@ -101,7 +101,7 @@ class CommandSlurm:
         job_id = done.stdout.strip().rpartition("\n")[2].partition(";")[0]
         if not job_id.isdecimal():
             raise SlurmError(
-                f"sbatch named no job: {done.stdout!r}", reason="SlurmUnavailable", transient=True
+                f"sbatch printed no job id: {done.stdout!r}", reason="SlurmUnavailable", transient=True
             )
         return JobId(job_id)
 

@@ -55,7 +55,7 @@ def _has_step_manager(config: Mapping[str, str]) -> bool:
 
 def _immediate_problem(config: Mapping[str, str]) -> str:
     if limit_s := _seconds(config.get("InactiveLimit", "")):
-        return f"InactiveLimit is {limit_s:g}: Slurm ends jobs whose srun is gone"
+        return f"InactiveLimit is {limit_s:g}: Slurm cancels jobs whose srun has ended"
     return ""
 
 

@@ -133,7 +133,7 @@ class Launch:
         self._abandon()
         if answered:
             raise NotNow(self.complaint)
-        text = f"srun failed: no answer within {_GRANT_S:g} s"
+        text = f"srun failed: timed out after {_GRANT_S:g} s"
         raise SlurmError(text, reason="SlurmUnavailable", transient=True)
 
     def started(self, job_id: JobId) -> None:
@@ -151,7 +151,7 @@ class Launch:
         """What srun said of its errors, without its decoration."""
         lines = [line.removeprefix("srun: ") for line in self._said.decode(errors="replace").splitlines()]
         errors = [line.removeprefix("error: ") for line in lines if line.startswith(("error: ", "fatal: "))]
-        return "; ".join(dict.fromkeys(errors)) or "srun said nothing"
+        return "; ".join(dict.fromkeys(errors)) or "srun gave no reason"
 
     def _wait_for(self, words: re.Pattern[str], timeout_s: float) -> re.Match[str] | None:
         deadline_s = time.monotonic() + timeout_s

@@ -32,7 +32,7 @@ def reason_of(said: str, code: int | None = 0) -> str:
 def slurm_error(done: Completed) -> SlurmError:
     """Of a command that failed."""
     text = done.stderr.strip() or done.stdout.strip()
-    said = text.splitlines()[-1] if text else "it said nothing"
+    said = text.splitlines()[-1] if text else "no error message"
     message = f"{done.argv[0]} failed ({done.code}): {said}"
     reason = reason_of(text, done.code)
     return SlurmError(

@@ -109,7 +109,7 @@ class Daemons:
             if listens(self.init, port):
                 return True
             if names.isdisjoint(processes_in(self.init).values()):
-                raise SlurmletError("it ended at once")
+                raise SlurmletError("it exited immediately")
             return False
 
         wait_until(ready, _START_LIMIT_S, f"port {port}")

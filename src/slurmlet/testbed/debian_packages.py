@@ -73,7 +73,7 @@ class Archive:
         found = re.search(r"^deb\s+(?:\[.*?\]\s+)?(\S+)", listed, re.MULTILINE)
         if not found:
             raise SiteError(
-                "the hosts' root knows no Debian mirror", hint="Make it anew: slurmlet testbed up"
+                "the hosts' root file system has no Debian mirror", hint="Build it again: slurmlet testbed up"
             )
         return found[1]
 
@@ -124,7 +124,7 @@ class Archive:
         except CommandError as error:
             raise SiteError(
                 f"apt-get {arguments[0]} failed: {error.stderr[-500:]}",
-                hint="Is the Debian mirror of the testbed's hosts reachable from this machine?",
+                hint="Check that this machine reaches the Debian mirror of the testbed's hosts.",
             ) from error
 
     def _seen(self, path: Path) -> str:

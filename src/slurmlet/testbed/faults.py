@@ -66,7 +66,7 @@ def _return_host(bed: Testbed, host: str) -> None:
 def _switch(bed: Testbed) -> host_namespaces.Init:
     found = host_namespaces.find_init(bed.paths, SWITCH)
     if found is None:
-        raise SiteError("the testbed's switch is gone", hint="slurmlet testbed up mends it.")
+        raise SiteError("the testbed's bridge does not exist", hint="Repair it: slurmlet testbed up")
     return found
 
 
@@ -138,7 +138,7 @@ FAULTS = {
 def inject(bed: Testbed, verb: str, *arguments: str) -> None:
     fault = FAULTS.get(verb)
     if fault is None:
-        raise UserError(f"no fault {verb!r}", hint=f"One of: {', '.join(FAULTS)}.")
+        raise UserError(f"{verb!r} is not a fault", hint=f"One of: {', '.join(FAULTS)}.")
     if len(arguments) != int(fault.host):
         wants = "one host" if fault.host else "no argument"
         raise UserError(f"{verb} takes {wants}", hint=f"Hosts: {', '.join(bed.plan.hosts)}.")

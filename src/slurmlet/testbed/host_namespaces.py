@@ -85,9 +85,7 @@ def boot(paths: Paths, plan: Plan, host: str) -> Init:
     ).stdout
     init = _identify(int(said))
     if init is None:
-        raise SlurmletError(
-            f"host {host} ended as soon as it was started", hint="Look at dmesg for the kernel's view."
-        )
+        raise SlurmletError(f"host {host} ended as soon as it was started", hint="See the kernel log: dmesg")
     write_json(paths.host_record(host), {"pid": init.pid, "started_ticks": init.started_ticks})
     return init
 

@@ -53,8 +53,8 @@ class Status:
 def require_root() -> None:
     if os.geteuid() != 0:
         raise SiteError(
-            "the testbed makes namespaces, mounts and a network, and needs root for that",
-            hint="Run it as root on a machine of your own. Only the testbed wants that; slurmlet itself never does.",
+            "the testbed needs root to create namespaces, mounts and a network",
+            hint="Run it as root on a machine of your own. Only the testbed needs root; slurmlet itself never does.",
         )
 
 
@@ -79,7 +79,7 @@ class Testbed:
         where = paths or Paths.default()
         plan = recorded_plan(where)
         if plan is None:
-            raise SiteError("no testbed is up", hint="Bring one up: slurmlet testbed up")
+            raise SiteError("no testbed is up", hint="Start one: slurmlet testbed up")
         return cls(where, plan)
 
     def init(self, host: str) -> host_namespaces.Init:
@@ -91,7 +91,7 @@ class Testbed:
         if found is None:
             raise SiteError(
                 f"host {host} is off",
-                hint=f"slurmlet testbed fault return-host {host} (or: slurmlet testbed up)",
+                hint=f"Run: slurmlet testbed fault return-host {host} (or: slurmlet testbed up)",
             )
         return found
 

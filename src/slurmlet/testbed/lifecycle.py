@@ -54,7 +54,7 @@ def _refuse_neighbours(paths: Paths) -> None:
     names = sorted(host_namespaces.neighbours(paths))
     if names:
         raise SiteError(
-            f"the hosts' root must be made anew, but another testbed uses it: {', '.join(names)}",
+            f"the hosts' root file system must be rebuilt, but another testbed uses it: {', '.join(names)}",
             hint=f"Take it down first: {NAME_VARIABLE}={names[0]} slurmlet testbed down",
         )
 

@@ -223,8 +223,8 @@ def _run_quietly(argv: Sequence[str], what: str) -> Completed:
     if not done.ok:
         said = "\n".join((done.stdout + done.stderr).strip().splitlines()[-5:])
         raise SiteError(
-            f"{what} failed ({done.code}) while making the testbed's root:\n{said}",
-            hint="Is the Debian mirror of this machine reachable (apt-get update)? Then run `slurmlet testbed up` again.",
+            f"{what} failed ({done.code}) while building the testbed's root file system:\n{said}",
+            hint="Check that the Debian mirror is reachable (apt-get update), then run `slurmlet testbed up` again.",
         )
     return done
 

@@ -62,10 +62,12 @@ class Plan:
     def __post_init__(self) -> None:
         if self.slurm not in SUITES:
             raise UserError(
-                f"no Slurm {self.slurm} in the testbed", hint=f"Choose one of {', '.join(SUITES)}."
+                f"the testbed has no Slurm {self.slurm}", hint=f"Choose one of {', '.join(SUITES)}."
             )
         if not 1 <= self.nodes <= MAX_NODES:
-            raise UserError(f"{self.nodes} nodes are not possible", hint=f"Choose 1 to {MAX_NODES}.")
+            raise UserError(
+                f"{self.nodes} is not a possible number of nodes", hint=f"Choose 1 to {MAX_NODES}."
+            )
 
     @property
     def suite(self) -> str:
@@ -118,7 +120,7 @@ class Paths:
         name = os.environ.get(NAME_VARIABLE) or DEFAULT_NAME
         if not re.fullmatch(r"run(-[a-z0-9]{1,20})?", name):
             raise UserError(
-                f"{NAME_VARIABLE}={name!r} is not usable",
+                f"{NAME_VARIABLE}={name!r} is not valid",
                 hint="Use run-<letters and digits>, such as run-mine.",
             )
         return cls(cache_dir() / "testbed", name)

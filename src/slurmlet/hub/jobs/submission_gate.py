@@ -101,7 +101,7 @@ class SubmissionGate:
 
     def _wait(self) -> SlurmLimited:
         left_s = max(1.0, self._until_s - self._clock.monotonic_s())
-        others = f"; {len(self._line)} pods wait" if len(self._line) > 1 else ""
+        others = f"; {len(self._line)} pods are waiting" if len(self._line) > 1 else ""
         return SlurmLimited(
-            f"Slurm takes no more jobs of this user now ({self._said}){others}", self._said, left_s
+            f"Slurm accepts no more jobs of this user for now ({self._said}){others}", self._said, left_s
         )

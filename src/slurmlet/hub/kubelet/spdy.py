@@ -245,7 +245,7 @@ class Decoder:
         # A few bytes can decompress to gigabytes; the limit ends that before it begins.
         plain = self._decompress.decompress(block, _MAX_HEADERS_BYTES)
         if self._decompress.unconsumed_tail:
-            raise SpdyError("headers larger than anybody needs")
+            raise SpdyError("headers are too large")
         (count,) = struct.unpack_from("!I", plain)
         at, found = 4, {}
         for _ in range(count):

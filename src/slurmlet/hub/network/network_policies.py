@@ -238,7 +238,7 @@ class Policies:
             metadata = {"namespace": pod.namespace, "name": pod.name, "uid": uid}
             for policy in policies:
                 if policy.chosen(pod.labels):
-                    text = f"NetworkPolicy {policy.name} does not hold for this pod {why}"
+                    text = f"NetworkPolicy {policy.name} is not enforced for this pod {why}"
                     self._events.core_event("Pod", {"metadata": metadata}, "Warning", _REASON, text)
 
     # Who is told.

@@ -72,7 +72,7 @@ class Addresses:
                 return ip
         raise NoAddressLeft(
             f"all {self._end - _FIRST} addresses of the pod range {self._network} are in use",
-            hint="A larger range can be chosen for a new cluster: slurmlet up --pod-range",
+            hint="Create a new cluster with a larger range: slurmlet up -c NAME --pod-range CIDR",
         )
 
     def release(self, uid: PodUid) -> str:

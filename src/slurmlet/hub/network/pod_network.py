@@ -193,7 +193,7 @@ class Network:
         mode, why = message["mode"], message["why"]
         # Packets are how encryption is done; a pod is on its host's network because it asked for that.
         if mode != (_FAST if self.cluster.tls is None else _PACKETS) and (mode != _HOST or why):
-            text = f"the pod's network is in mode {mode!r} on its host: {why or 'something is missing there'}"
+            text = f"the pod's network runs in mode {mode!r} on its host: {why or 'the host lacks support'}"
             self._events.pod_event(pod, "Warning", "NetworkMode", text)
 
     def _begin_telling(self, link: RunnerLink, pod: Obj | None) -> None:

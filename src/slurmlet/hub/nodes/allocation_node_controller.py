@@ -140,7 +140,7 @@ class AllocationNodeController:
             self._removed_s[agent.name] = asyncio.get_running_loop().time() + _GOODBYE_S
             state = (False, fate.reason, fate.message)
         else:
-            text = f"the agent of Slurm job {agent.job_id} does not answer; its pods may be running"
+            text = f"the agent of Slurm job {agent.job_id} is not connected; its pods may still be running"
             state = (False, partition_node.AGENT_LOST, text)
         await self._describe(agent, state)
 

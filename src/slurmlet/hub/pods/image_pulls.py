@@ -116,7 +116,9 @@ class Images:
         found = {name: await asyncio.to_thread(self._store.lookup, name) for name in names}
         for name, image in found.items():
             if image is None:
-                raise ImageProblem(name, "ErrImageNeverPull", f"image {name} has left the store", 10.0)
+                raise ImageProblem(
+                    name, "ErrImageNeverPull", f"image {name} was removed from the store", 10.0
+                )
         return {name: image for name, image in found.items() if image is not None}
 
     async def _one(self, pod: Obj, container: Obj, backoff: Backoff) -> Image:

@@ -38,7 +38,7 @@ _LEFT_BEHIND_S = 60.0
 _NEVER_BEGAN_S = 15.0
 
 LANE = "immediate"
-_UNKNOWN = Site(problem="it is not known yet whether this site has a way")
+_UNKNOWN = Site(problem="it is not known yet whether this site supports it")
 # The log's name is an argument, so that nothing is ever quoted. A site's token to Slurm is no business of the pod's.
 _TASK = ("/bin/sh", "-c", 'unset SLURM_JWT; exec "$@" >>"$0" 2>&1')
 
@@ -77,7 +77,7 @@ class Launcher:
             self._told_problem = self._told_problem or tells
             return False, self.site.problem if tells else ""
         if not launch_mode.can_start_at_once(request.spec):
-            return False, "its Slurm options are for the queue" if insists else ""
+            return False, "its Slurm options need the queue" if insists else ""
         return insists or (looks_free and self._is_calm(request.spec)), ""
 
     def _is_calm(self, spec: JobSpec) -> bool:

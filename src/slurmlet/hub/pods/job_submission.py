@@ -184,4 +184,4 @@ def _kept(note: Mapping[str, Any]) -> dict[str, Any]:
 def _remedy(request: JobRequest) -> str:
     if request.asked_by:
         return f"Correct the pod's annotation {' or '.join(request.asked_by)}, then create the pod again."
-    return "Ask for less, or for another partition (spec.nodeSelector), then create the pod again."
+    return "Request less, or another partition (spec.nodeSelector), then create the pod again."

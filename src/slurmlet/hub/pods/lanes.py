@@ -97,8 +97,8 @@ class QueueLane:
             return how[-1].job_id
 
         def told(job_id: JobId) -> tuple[str, str]:
-            more = " and started at once" if how[-1].at_once else ""
-            more = f"{more}; not at once: {how[-1].why}" if how[-1].why else more
+            more = " and started immediately" if how[-1].at_once else ""
+            more = f"{more}; not started immediately: {how[-1].why}" if how[-1].why else more
             return "Submitted", f"Submitted as Slurm job {job_id} to partition {partition.name}{more}"
 
         return Order(place, told, request.notes)

@@ -41,7 +41,7 @@ class PodStarter:
         if state.refused is not None:
             return None
         if (wait_s := self._pacer.wait_s(state.pod)) > 0:
-            text = "back-off: earlier pods of the same owner ended before they could start"
+            text = "Back-off starting the pod: earlier pods of the same owner failed before they started"
             state.waiting = {"": ("CrashLoopBackOff", text)}
             self._events.pod_event(state.pod, "Warning", "BackOff", text)
             return wait_s
@@ -114,14 +114,14 @@ class PodStarter:
 
     def _wait_for_slurm(self, state: PodState, error: SlurmError) -> float:
         """slurmctld is away or says "not now": the pod waits and says so; nothing is lost."""
-        self._events.pod_event(state.pod, "Warning", "SubmissionFailed", f"{error.message}; trying again")
+        self._events.pod_event(state.pod, "Warning", "SubmissionFailed", f"{error.message}; retrying")
         state.waiting = {"": ("SlurmUnavailable", error.message)}
         return _longer(state)
 
     def _wait_in_line(self, state: PodState, error: SlurmLimited, *, told: bool) -> float:
         """A limit that jobs of the same user will free; the gate tells when it is this pod's turn."""
         if not told:
-            text = f"{error.message}; trying again when jobs have ended"
+            text = f"{error.message}; retrying when jobs have ended"
             self._events.pod_event(state.pod, "Warning", "SubmissionLimited", text)
         state.waiting = {"": (error.reason, error.message)}
         return error.retry_s

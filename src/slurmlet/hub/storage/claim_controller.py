@@ -182,7 +182,7 @@ class ClaimController:
     async def _remove(self, volume: Obj) -> None:
         directory = self._directory(volume["metadata"]["name"])
         if volume["spec"].get("hostPath", {}).get("path") != str(directory):
-            raise SlurmletError(f"{directory} is not what the volume names; its directory is left alone")
+            raise SlurmletError(f"{directory} is not the directory of the volume and is not removed")
         if not await asyncio.to_thread(directory.exists):
             return
         # In a process of its own: it may have to become the owner of what containers left (runner/volumes/volume_removal).

@@ -18,7 +18,7 @@ _LOWEST_PORT = "/proc/sys/net/ipv4/ip_unprivileged_port_start"
 def spread(bed: Testbed) -> None:
     if bed.paths.name == DEFAULT_NAME:
         raise UserError(
-            "the suite changes its testbed and wants one of its own",
+            "the conformance suite changes its testbed and needs one of its own",
             hint=f"Use `make conformance`, or set {NAME_VARIABLE}=run-conformance.",
         )
     config = bed.paths.etc / "slurm" / "slurm.conf"

@@ -89,5 +89,5 @@ def _go(root: Path, name: str, arguments: Sequence[str]) -> str:
     write_private(root / f"build-{name}.log", f"$ {' '.join(done.argv)}\n{done.stdout}{done.stderr}")
     if not done.ok:
         tail = "\n".join(f"    {line}" for line in done.stderr.splitlines()[-15:])
-        raise SiteError(f"building {name} failed:\n{tail}", hint=f"All of it: {root}/build-{name}.log")
+        raise SiteError(f"building {name} failed:\n{tail}", hint=f"See the full log: {root}/build-{name}.log")
     return done.stdout
