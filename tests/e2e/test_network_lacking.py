@@ -98,7 +98,7 @@ def test_pods_say_which_network_they_have_and_why(net: Net) -> None:
     for name in LACKING:
         eventually(lambda name=name: net.told(name, "NetworkMode", "'no-netns'"), 10)  # type: ignore[misc]
         assert net.told(
-            name, "NetworkMode", "this node gives users no /dev/net/tun (No such file or directory)"
+            name, "NetworkMode", "users of this node cannot open /dev/net/tun (No such file or directory)"
         )
     assert "NetworkMode" not in [reason for reason, _ in net.events("away")]
 

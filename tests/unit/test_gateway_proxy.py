@@ -127,8 +127,8 @@ class TestConnect:
 
     def test_nobody_there_is_a_bad_gateway_and_says_why(self, loop: Loop, socket_path: Path) -> None:
         assert b"Connection refused" in connect(loop, socket_path, "10.244.0.7:81 HTTP/1.1")
-        assert b"no such pod" in connect(loop, socket_path, "10.244.0.99:80 HTTP/1.1")
-        assert b"no pod is ready" in connect(loop, socket_path, "10.96.0.5:1 HTTP/1.1")
+        assert b"no pod has this address" in connect(loop, socket_path, "10.244.0.99:80 HTTP/1.1")
+        assert b"no ready endpoint" in connect(loop, socket_path, "10.96.0.5:1 HTTP/1.1")
 
     def test_another_user_is_turned_away(
         self, loop: Loop, socket_path: Path, monkeypatch: pytest.MonkeyPatch

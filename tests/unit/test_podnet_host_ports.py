@@ -139,7 +139,7 @@ def test_a_port_of_another_user_is_reported_until_it_is_free(
     holder = socket.create_server((NODE, 0))
     port = holder.getsockname()[1]
     node.tables.apply(node_port(port, ("10.244.0.7", 80)))
-    assert told == [{f"tcp {port}": f"tcp port {port} of host {NODE} is taken by another program"}]
+    assert told == [{f"tcp {port}": f"tcp port {port} of host {NODE} is in use by another program"}]
     loop.run_until(lambda: False, 0.2)
     assert len(told) == 1
     holder.close()

@@ -120,9 +120,9 @@ def test_a_pod_has_a_network_of_its_own(tmp_path: Any) -> None:
     [
         (
             NO_NAMESPACES,
-            "this node gives users no network namespaces (the sysctl user.max_net_namespaces is 0 or used up)",
+            "users of this node cannot create network namespaces (the sysctl user.max_net_namespaces is 0 or used up)",
         ),
-        (NO_DEVICE, "this node gives users no /dev/net/tun (No such file or directory)"),
+        (NO_DEVICE, "users of this node cannot open /dev/net/tun (No such file or directory)"),
     ],
 )
 def test_says_what_is_missing(script: str, reason: str) -> None:

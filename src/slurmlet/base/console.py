@@ -1,4 +1,4 @@
-"""How slurmlet talks to people: data on stdout, talk on stderr; colours and spinners only on a terminal.
+"""Output of the commands: data on stdout, messages on stderr; colours and spinners only on a terminal.
 
 `rich` is imported inside the functions: `slurmlet kubectl` must not pay for it.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def say(text: str) -> None:
-    """A line for the person, never for a pipe."""
+    """A message for the user, on stderr: stdout may be a pipe."""
     print(text, file=sys.stderr, flush=True)
 
 

@@ -1,15 +1,15 @@
 """The one error tree.
 
     SlurmletError
-    ├── UserError          the person can mend it: bad flag, bad manifest, missing file
+    ├── UserError          the user can fix it: bad flag, bad manifest, missing file
     ├── SiteError          this machine or site lacks something
     ├── CommandError       an external command failed (base/processes.py)
     ├── SlurmError         Slurm refused, or could not be asked (slurm/)
-    ├── ApiError           the API server said no (kube/)
+    ├── ApiError           the API server refused a request (kube/)
     └── RefusedPod         a pod asks for what slurmlet cannot give (model/)
 
 Every error carries `reason` (CamelCase, goes into conditions and events), `transient` (worth a retry) and `hint`
-(the next step to take). The CLI prints message and hint and exits 1; nothing prints a traceback at a person.
+(the next step to take). The CLI prints message and hint and exits 1; no user sees a traceback.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SiteError(SlurmletError):
 
 
 class SlurmError(SlurmletError):
-    """Slurm said no, or nothing. `said`: its own sentence, for events; "" where it said nothing.
+    """Slurm refused a request, or did not answer. `said`: its own sentence, for events; "" where it said nothing.
 
     Reasons: SlurmRefused (as asked for, never), SlurmLimited (a limit on the user's jobs that others of them will free),
     SlurmBusy (it limits the rate of requests), SlurmUnavailable (nobody answered: the request may have been carried out).

@@ -5,7 +5,7 @@
   _runs/<job>-<random>/           what the hosts of one `slurmlet run` share, as long as it runs
   <cluster>/
     cluster.json                  what `slurmlet up` decided: id, ports, partitions, addresses
-    kubeconfig                    for people
+    kubeconfig                    for the user
     hub.json                      where the hub listens now; runners read it each time they dial
     gateway.json                  the gateway's ports and state; its next start takes the same ports
     runner.pyz                    the runner, as one file
@@ -204,7 +204,7 @@ class ClusterFiles:
 
     @property
     def pool(self) -> Path:
-        """How many pool nodes the person wants; absent: none."""
+        """Size of the pool; absent: no pool."""
         return self.root / "pool.json"
 
     @property

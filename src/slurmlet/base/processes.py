@@ -90,7 +90,7 @@ def run(
 
 
 def stop_group(process: subprocess.Popen[bytes], grace_s: float = TERM_GRACE_S) -> None:
-    """End a process started in its own session, and what it started, politely and then for certain."""
+    """End a process started in its own session, and what it started, by SIGTERM, then by SIGKILL."""
     for sign, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 5.0)):
         try:
             os.killpg(process.pid, sign)

@@ -1,4 +1,4 @@
-"""Whether people still get their answers while very many pods come at once.
+"""Latency of interactive requests while very many pods are created at once.
 
 A pod that stands by is asked (`kubectl exec`, `kubectl logs`) again and again: while nothing else happens, while as many raw
 jobs go through Slurm, and while a Job's pods do, all on the same machine. What the raw jobs take of it is nobody's fault;

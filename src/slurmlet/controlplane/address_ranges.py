@@ -35,7 +35,7 @@ _SERVICE_CANDIDATES = (
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the person asked for; None: whatever is free."""
+    """The ranges given; None: a free one is chosen."""
 
     pods: str | None = None
     services: str | None = None

@@ -129,7 +129,7 @@ def _check_same_slurm(config: ClusterConfig, slurm: Connection | None) -> None:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What the person said about the cluster; what was left out stays as it is, or is chosen."""
+    """The options given; one that was left out keeps its value, or gets a default."""
 
     partitions: Sequence[str]
     address: str | None

@@ -1,4 +1,4 @@
-"""One supervised process: started so that it cannot outlive the supervisor, stopped politely and then for certain."""
+"""One supervised process: started so that it cannot outlive the supervisor, stopped by SIGTERM, then by SIGKILL."""
 
 from __future__ import annotations
 

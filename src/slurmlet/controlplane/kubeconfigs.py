@@ -1,4 +1,4 @@
-"""Kubeconfigs: one for the person, one for each component. Certificates are embedded, so the file is all one needs."""
+"""Kubeconfigs: one for the user, one for each component. Certificates are embedded, so the file is all one needs."""
 
 from __future__ import annotations
 

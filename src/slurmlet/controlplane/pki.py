@@ -1,8 +1,8 @@
-"""Four certificate authorities and what they sign, so that each door opens to its own callers only.
+"""Four certificate authorities and what they sign, so that each listener accepts its own clients only.
 
 `ca` (API server and its clients), `etcd-ca` (etcd and its one client), `hub-ca` (the hub, the API server as its caller,
 runners), `front-proxy-ca` (the API server where it speaks for others to an aggregated API); and a fifth, `overlay-ca`, in a
-cluster that encrypts what pods say between hosts. A key never leaves `pki/`, but for that of the overlay's one certificate;
+cluster that encrypts pod traffic between hosts. A key never leaves `pki/`, but for that of the overlay's one certificate;
 authorities and the service-account key outlive `down`, leaves are made again when the host's names change or their end
 is near.
 """

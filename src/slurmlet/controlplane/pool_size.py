@@ -1,4 +1,4 @@
-"""pool.json: how many pool nodes the person wants. Written here, read by the hub, which does the rest."""
+"""pool.json, the desired size of the pool. Written here, read by the hub, which submits the jobs."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Reach:
         if ip is not None:
             self._connect(wish, ip, done)
         elif ":" in wish.host:
-            done(None, Refusal(502, f"{wish.host}: pods and Services here have IPv4 addresses"))
+            done(None, Refusal(502, f"{wish.host}: this cluster has IPv4 addresses only"))
         else:
             self._resolve(wish, candidates(wish), done)
 
@@ -60,18 +60,21 @@ class Reach:
             elif len(names) > 1 and told:
                 self._resolve(wish, names[1:], done)
             elif told:
-                done(None, Refusal(404, f"there is no {wish.host} in this cluster"))
+                done(None, Refusal(404, f"{wish.host} does not exist in this cluster"))
             else:
                 done(None, Refusal(503, "the cluster's DNS does not answer"))
 
         try:
             self._resolver.addresses(names[0], answered)
         except (Malformed, UnicodeError):
-            done(None, Refusal(400, f"{wish.host!r} is no name"))
+            done(None, Refusal(400, f"{wish.host!r} is not a valid name"))
 
     def _connect(self, wish: Wish, ip: int, done: OnReached) -> None:
         if addresses.is_loopback(ip) or ip == 0:
-            done(None, Refusal(403, "the login host's own loopback is not reached through the cluster"))
+            done(
+                None,
+                Refusal(403, "loopback addresses of the login host cannot be reached through the cluster"),
+            )
             return
         if wish.only_cluster and not self._in_cluster(ip, wish.port):
             done(None, Refusal(403, f"{wish.host} is neither a pod nor a Service of this cluster"))
@@ -94,9 +97,9 @@ class Reach:
 
 def _refusal(kind: str, wish: Wish) -> Refusal:
     said = {
-        REFUSED: "no pod is ready behind it, or it has no such port",
-        DENIED: "a policy forbids it",
-    }.get(kind, "there is no such pod")
+        REFUSED: "it has no ready endpoint, or no such port",
+        DENIED: "a NetworkPolicy denies it",
+    }.get(kind, "no pod has this address")
     return Refusal(502, f"{wish.host}:{wish.port}: {said}")
 
 

@@ -156,7 +156,7 @@ class _Lane:
         self._client = None
         if self._asked and why != self._complained:
             self._complained = why
-            print(f"CoreDNS: {why}; trying again", file=sys.stderr, flush=True)
+            print(f"CoreDNS: {why}; retrying", file=sys.stderr, flush=True)
         if self._asked:
             self._again = self._loop.later(_AGAIN_S, self._dial_again)
 

@@ -22,7 +22,7 @@ class Malformed(ValueError):
 def query(number: int, name: str, kind: int = A) -> bytes:
     labels = [label.encode("idna") for label in name.rstrip(".").split(".")]
     if not all(0 < len(label) < 64 for label in labels) or sum(map(len, labels)) + len(labels) > 254:
-        raise Malformed(f"{name!r} is no name")
+        raise Malformed(f"{name!r} is not a valid name")
     question = b"".join(bytes((len(label),)) + label for label in labels) + b"\0"
     return _HEAD.pack(number, _RECURSION_DESIRED, 1, 0, 0, 0) + question + kind.to_bytes(2, "big") + b"\0\x01"
 

@@ -124,12 +124,12 @@ def parse(head: bytes) -> Wish | Refusal:
     lines = head.decode("latin-1").split("\r\n")
     words = lines[0].split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):
-        return Refusal(400, "this is no HTTP")
+        return Refusal(400, "not an HTTP request")
     if words[0] != "CONNECT":
-        return Refusal(405, "only CONNECT is served here")
+        return Refusal(405, "only CONNECT is supported")
     host, _, port = words[1].rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        return Refusal(400, f"{words[1]!r} is no host and port")
+        return Refusal(400, f"{words[1]!r} is not HOST:PORT")
     headers = {
         name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])
     }

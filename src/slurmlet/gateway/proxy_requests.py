@@ -108,13 +108,13 @@ class Reader:
         end = self._bytes.find(b"\r\n\r\n")
         if end < 0:
             if len(self._bytes) > LONGEST_BYTES:
-                raise Unusable(answer(Refusal(400, "the head of this request is too long")))
+                raise Unusable(answer(Refusal(400, "the request headers are too long")))
             return None
         lines = bytes(self._bytes[:end]).split(b"\r\n")
         rest = bytes(self._bytes[end + 4 :])
         words = lines[0].decode("latin-1").split(" ")
         if len(words) != 3 or not words[2].startswith("HTTP/1."):
-            raise Unusable(answer(Refusal(400, "this is no request for a proxy")))
+            raise Unusable(answer(Refusal(400, "not a proxy request")))
         if words[0] == "CONNECT":
             return _connect(words[1], rest)
         return _plain(words, lines[1:], rest)
@@ -124,7 +124,7 @@ def _connect(target: str, rest: bytes) -> Request:
     host, _, port = target.rpartition(":")
     host = host.strip("[]")
     if not _PORT.fullmatch(port) or not _usable(host, int(port)):
-        raise Unusable(answer(Refusal(400, "CONNECT wants a host and a port")))
+        raise Unusable(answer(Refusal(400, "CONNECT needs HOST:PORT")))
     return Request(host, int(port), rest, b"HTTP/1.1 200 Connection established\r\n\r\n", answer)
 
 
@@ -134,14 +134,14 @@ def _plain(words: list[str], headers: list[bytes], rest: bytes) -> Request:
         raise Unusable(_about())
     if _CONTROL.search(" ".join(words)):
         # urlsplit leaves some of them out, and a server may take one for the end of the line.
-        raise Unusable(answer(Refusal(400, "this request has control characters in its first line")))
+        raise Unusable(answer(Refusal(400, "the request line has control characters")))
     try:
         url = urlsplit(words[1])
         host, port = url.hostname or "", url.port or 80
     except ValueError:
         host, port = "", 0
     if not _usable(host, port):
-        raise Unusable(answer(Refusal(400, "this is no address")))
+        raise Unusable(answer(Refusal(400, "not a valid address")))
     path = words[1][len("http://") + len(url.netloc) :]
     kept = [
         line

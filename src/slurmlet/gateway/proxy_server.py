@@ -52,7 +52,7 @@ class ProxyServer:
         owner = client_uid(host, port, self.port)
         # What a stranger sent and reset may still be read, and the port be ours by now.
         if owner != os.getuid() or is_over(client):
-            print(f"turned away a connection of uid {owner}", file=sys.stderr, flush=True)
+            print(f"refused a connection of uid {owner}", file=sys.stderr, flush=True)
             reset(client)
             return
         _Session(self._loop, client, self._options)
@@ -205,5 +205,5 @@ def _refusal(head: bytes) -> Refusal:
     """What the gateway's status line says."""
     words = head.partition(b"\r\n")[0].decode("latin-1").split(" ", 2)
     if len(words) < 3 or not words[1].isdigit():
-        return Refusal(503, "the cluster's gateway hung up")
+        return Refusal(503, "the cluster's gateway closed the connection")
     return Refusal(int(words[1]), words[2].partition(": ")[2] or words[2])

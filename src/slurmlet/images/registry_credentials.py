@@ -76,7 +76,7 @@ def _clean(auths: object) -> dict[str, dict[str, str]]:
 
 
 def user_config() -> dict[str, Any]:
-    """The docker config of the person who runs slurmlet (podman's, where docker has none); {} without one."""
+    """The docker config of the user who runs slurmlet (podman's, where docker has none); {} without one."""
     directory = os.environ.get("DOCKER_CONFIG")
     places = [(Path(directory) if directory else Path.home() / ".docker") / "config.json"]
     if os.environ.get("REGISTRY_AUTH_FILE"):

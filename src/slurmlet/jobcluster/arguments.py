@@ -1,4 +1,4 @@
-"""The words behind `slurmlet run`: ours, srun's, and the command after `--`. Pure."""
+"""The arguments of `slurmlet run`: our own, srun's, and the command after `--`. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SHORT_WITH_VALUE = frozenset("AaBCcDdeFGgiJjLMmNnoPpqRrSTtWwx")
 
 @dataclass(frozen=True)
 class Request:
-    """What the person asked for."""
+    """The parsed arguments."""
 
     command: tuple[str, ...] = ()
     srun: tuple[str, ...] = ()

@@ -28,7 +28,7 @@ _TAIL_LINES = 15
 
 
 class Progress:
-    """Lines with times for the person, none for a pipe."""
+    """Progress lines with times on a terminal, none in a pipe."""
 
     def __init__(self, shown: bool) -> None:
         self._shown = shown

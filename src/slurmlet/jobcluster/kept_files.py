@@ -26,7 +26,7 @@ class Keeping:
         self._files, self._environment, self._limit_s = files, environment, limit_s
 
     def keep(self, directory: str, status: int) -> None:
-        """Into `directory` if one was asked for; a summary for the person when something failed."""
+        """Into `directory` if one was asked for; a summary on stderr when something failed."""
         target = private_dir(Path(directory).expanduser().absolute()) if directory else None
         try:
             pods: list[Obj] = json.loads(self._kubectl("get", "pods", "-A", "-o", "json"))["items"]

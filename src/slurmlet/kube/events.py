@@ -18,7 +18,7 @@ _QUEUE_LIMIT = 2000
 _WRITERS = 3
 _REMEMBERED = 5000
 _SAME_WITHIN_S = 600.0
-# Nobody waits for good news, and the moment they are told of, mostly a pod's start, is a busy one.
+# Normal events can wait, and the moment they belong to, mostly a pod's start, is a busy one.
 _NORMAL, _LATER_S = "Normal", 0.25
 
 Obj = dict[str, Any]

@@ -1,4 +1,4 @@
-"""The elastic pool: which allocation nodes to add, to retire, to let go. Pure; `hub/allocations/pool_controller` acts on it.
+"""The elastic pool: which allocation nodes to add, to drain, to release. Pure; `hub/allocations/pool_controller` acts on it.
 
 A pool node is one Slurm job with one agent. It is never taken from under a pod: it is cordoned first, what controllers
 manage moves to others, the rest finishes; only then does its job end.
@@ -24,7 +24,7 @@ _RENEW_SHARE = 0.1
 
 @dataclass(frozen=True)
 class PoolSpec:
-    """What the person asked for: pool.json."""
+    """The desired pool: pool.json."""
 
     least: int = 0
     most: int = 0

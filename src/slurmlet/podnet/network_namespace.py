@@ -128,8 +128,10 @@ def _reason(error: OSError) -> str:
 
 
 def _build() -> List[int]:
-    _step("this node gives users no network namespaces", lambda: syscalls.unshare(syscalls.CLONE_NEWNET))
-    tun = _step(f"this node gives users no {_TUN}", lambda: os.open(_TUN, os.O_RDWR | os.O_NONBLOCK))
+    _step(
+        "users of this node cannot create network namespaces", lambda: syscalls.unshare(syscalls.CLONE_NEWNET)
+    )
+    tun = _step(f"users of this node cannot open {_TUN}", lambda: os.open(_TUN, os.O_RDWR | os.O_NONBLOCK))
     request = struct.pack("16sH22x", DEVICE.encode(), _IFF_TUN | _IFF_NO_PI)
     _step("the kernel made no TUN device", lambda: ioctl(tun, _TUNSETIFF, request))
     # Any port, and ping, for everybody.

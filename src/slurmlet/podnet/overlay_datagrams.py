@@ -17,7 +17,7 @@ _BUFFER_BYTES = 4 << 20
 
 
 def open_socket(host_ip: int, port: int = 0) -> socket.socket:
-    """Made by the runner and kept by it, so that a new netd has the same port. `port` is a wish: that of the last time."""
+    """Made by the runner and kept by it, so that a new netd has the same port. `port`: the one to prefer."""
     made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     made.setblocking(False)
     for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):

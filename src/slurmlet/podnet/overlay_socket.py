@@ -1,6 +1,6 @@
 """The UDP socket over which the netds (and the gateway) of one cluster speak: docs/network.md has the datagrams.
 
-Every datagram carries a tag that only holders of the cluster's key can make; whatever does not is dropped without a word.
+Every datagram carries a tag that only holders of the cluster's key can make; whatever does not is dropped silently.
 Nothing here waits: answers come to callbacks.
 """
 

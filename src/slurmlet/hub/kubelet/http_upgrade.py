@@ -1,9 +1,9 @@
 """An HTTP connection that becomes something else: the way to SPDY/3.1, which aiohttp does not know.
 
-aiohttp's server hands over a connection to its own WebSockets only. The same door is used here, and nowhere else: a
+aiohttp's server hands over a connection to its own WebSockets only. The same entry is used here, and nowhere else: a
 response with status 101 whose `set_parser` takes all further bytes of the connection. That leaves TLS, write limits and
-the end of the connection to aiohttp, where `transport.set_protocol` would leave a request handler behind that believes it
-still owns the connection. Bytes must never come before the parser is set, so it is set before the 101 is written.
+the end of the connection to aiohttp, where `transport.set_protocol` would leave a request handler behind that still uses
+the connection. Bytes must never come before the parser is set, so it is set before the 101 is written.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ class SpdySession:
                 stream.abandon()
 
     async def leave(self, serving: asyncio.Task[None]) -> None:
-        """Say goodbye, and let the peer read it: a connection closed with bytes unread would be reset, and what was
+        """Send GOAWAY, and let the peer read it: a connection closed with bytes unread would be reset, and what was
         sent last would be lost with it."""
         self._leaving = True
         await self._send_quietly(spdy.GoAway(self._last_stream, spdy.GOAWAY_OK))

@@ -1,4 +1,4 @@
-"""Status of pods that only wait for their job to start: written in its own time, a few at once.
+"""Status of pods that only wait for their job to start: written at a low rate, a few at once.
 
 There may be thousands, and Slurm changes its reasons for all of them together. Their workers do not wait for these
 writes, so that one whose job starts can go on at once; and a note is never written over anything newer.

@@ -1,4 +1,4 @@
-"""Slows down a controller whose pods die before they start.
+"""Back-off for a controller whose pods fail before they start.
 
 A Deployment replaces a Failed pod at once. When every job fails the same way (no runtime on the nodes, a broken prolog),
 that would flood Slurm with a job a second; so pods of an owner whose last ones never ran wait, twice as long each time.

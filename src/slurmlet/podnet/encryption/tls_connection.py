@@ -1,7 +1,7 @@
 """One TLS connection in the loop: the handshake, then bytes both ways. It knows no frames: its users do.
 
 What it was given and could not send it keeps, without limit: users look at `waiting_bytes` before they give it more. It
-never says goodbye in TLS's own way; what an end means is its users' matter, who hear of each end of the transport.
+never sends close_notify; what the end of the transport means is up to its users, who are called back for it.
 
 OpenSSL never sees the socket, only bytes. Python 3.13 leaves an error of a socket in OpenSSL's queue, where the next
 connection finds it: the reset of one would be the end of another. We leave none; others of this process may.

@@ -264,7 +264,7 @@ class Accepting:
         return held + [call for queue in self._queues.values() for call in queue.waiters]
 
     def check(self) -> None:
-        """Interrupted calls do not say goodbye, and our copy of their listener would keep it open."""
+        """Interrupted calls are not notified, and our copy of their listener would keep it open."""
         for queue in list(self._queues.values()):
             queue.waiters = deque(call for call in queue.waiters if call.waits)
             self._rest(queue)

@@ -363,7 +363,7 @@ class Connecting:
         return [attempt.call for attempt in self._waiting.values() if attempt.call is not None]
 
     def check(self) -> None:
-        """Interrupted calls do not say goodbye; a socket must not stay open by our copy."""
+        """Interrupted calls are not notified; a socket must not stay open by our copy."""
         for attempt in list(self._waiting.values()):
             if attempt.call is not None and not attempt.call.waits:
                 self._rest(attempt)

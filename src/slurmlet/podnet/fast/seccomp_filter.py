@@ -104,7 +104,7 @@ def machine(name: Optional[str] = None) -> Machine:
     """Raises OSError where nobody has written down the numbers: such a pod goes the slow path."""
     found = _MACHINES.get(name or os.uname().machine)
     if found is None:
-        raise OSError(errno.ENOTSUP, f"no filter is known for {name or os.uname().machine} programs")
+        raise OSError(errno.ENOTSUP, f"{name or os.uname().machine} programs are not supported")
     return found
 
 
@@ -115,7 +115,7 @@ def missing() -> str:
             # As old as the way to hand out a socket as the answer to a call: Linux 5.14.
             sock.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8)
         except OSError:
-            return f"Linux 5.14 or newer is needed for pods' own TCP sockets, this is {os.uname().release}"
+            return f"the fast path needs Linux 5.14 or newer, this is {os.uname().release}"
     pid = os.fork()
     if pid == 0:
         code = 255
@@ -127,7 +127,7 @@ def missing() -> str:
         finally:
             os._exit(code)
     code = os.WEXITSTATUS(os.waitpid(pid, 0)[1])
-    return "" if code == 0 else f"seccomp notifications cannot be had here ({os.strerror(code)})"
+    return "" if code == 0 else f"seccomp notifications are not available here ({os.strerror(code)})"
 
 
 def install(from_host: bool = False) -> int:

@@ -137,10 +137,10 @@ class HostPorts:
     def _why_not(self, door: Door, error: OSError) -> str:
         """ "" when the port is held by a process of ours: another netd serves it, and we are next."""
         if error.errno != errno.EADDRINUSE:
-            return f"{self._named(door)} cannot be opened: {error.strerror}"
+            return f"{self._named(door)} cannot be bound: {error.strerror}"
         if owner_of(door.protocol == UDP, door.port) == "ours":
             return ""
-        return f"{self._named(door)} is taken by another program"
+        return f"{self._named(door)} is in use by another program"
 
     def _named(self, door: Door) -> str:
         where = self._setup.host_ip if door.address == "0.0.0.0" else addresses.number(door.address)

@@ -252,7 +252,7 @@ def _secured(plain: socket.socket, name: str, access: Access) -> ssl.SSLSocket:
 
 
 def _watch_for_death(plain: socket.socket) -> None:
-    """A hub host that vanished without a word is noticed within half a minute."""
+    """A hub host that vanished without closing the connection is noticed within half a minute."""
     plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
