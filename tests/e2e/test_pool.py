@@ -204,7 +204,7 @@ def test_a_pool_that_slurm_refuses_is_told_of_and_asked_for_rarely(
     pool("size", "--min", "1", "--max", "1", "--sbatch", "--partition=nowhere")
     event = eventually(lambda: (told() or [None])[0])
     assert "invalid partition" in event["message"].lower(), "Slurm's own words"
-    assert "slurmlet pool size --sbatch" in event["message"]
+    assert "slurmlet pool size --min N --max N --sbatch" in event["message"]
     time.sleep(16)
     assert sum(one.get("count", 1) for one in told()) <= 3, "at once, after 5 s, after 15 s"
     left = testbed.run(["sh", "-c", f"ls /home/user1/.slurmlet/{cluster}/nodes | grep -c pool-"], check=False)

@@ -104,7 +104,7 @@ def test_a_refused_pool_asks_less_and_less_often_tells_why_and_leaves_no_keys(se
         reason, message = rig.events.told[0]
         assert reason == "PoolRefused"
         assert "Invalid account or account/partition combination" in message
-        assert "slurmlet pool size --sbatch" in message
+        assert "slurmlet pool size --min N --max N --sbatch" in message
         count = len(rig.slurm.submitted)
         # What is asked for changes: that may be the remedy.
         write_json(settings.files.pool, {"least": 1, "most": 1, "options": [["account", "mine"]]})

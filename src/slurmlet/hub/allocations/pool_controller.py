@@ -89,7 +89,7 @@ class PoolController:
         return _TURN_S
 
     def _failed(self, _key: str, error: Exception, _failures: int, delay_s: float) -> None:
-        self._tell("PoolNotKept", f"{told(error)}; next try in {delay_s:.0f} s")
+        self._tell("PoolNotKept", f"{told(error)}; retrying in {delay_s:.0f} s")
 
     def _tell(self, reason: str, message: str) -> None:
         """A pool is no object of the API, but events may be about it all the same."""
@@ -123,10 +123,10 @@ class PoolController:
         died = self._growth.look(members)
         logs = [await asyncio.to_thread(_tail, self._settings.files.node(one.name).job_log) for one in died]
         for one, said in zip(died, logs, strict=True):
-            why = f": {said}" if said else " and left no words in its log"
-            text = f"Slurm job {one.job_id} of pool node {one.name} ended before it served{why}"
+            why = f": {said}" if said else ", and its log is empty"
+            text = f"Slurm job {one.job_id} of pool node {one.name} ended before the node was Ready{why}"
             log.warning("pool: %s", text)
-            self._tell("PoolNodeFailed", f"{text}; next try in {self._growth.wait_s():.0f} s")
+            self._tell("PoolNodeFailed", f"{text}; retrying in {self._growth.wait_s():.0f} s")
         self._busy_s = {one.name: self._busy_s[one.name] for one in members}
         known = {one.name for one in members} | {agent.name for agent in self._agents}
         # The home is shared and may be slow: it is looked at only when something came or went.
@@ -150,9 +150,14 @@ class PoolController:
             except SlurmletError as error:
                 wait_s = self._growth.refused()
                 said = error.said if isinstance(error, SlurmError) else error.message
-                hint = error.hint or "Change what its nodes ask for with: slurmlet pool size --sbatch …"
-                log.warning("pool: Slurm takes no job: %s; again in %.0f s", said, wait_s)
-                self._tell("PoolRefused", f"Slurm takes no job: {said}. {hint} Next try in {wait_s:.0f} s")
+                hint = (
+                    error.hint or "Correct the options: slurmlet pool size --min N --max N --sbatch OPTIONS."
+                )
+                log.warning("pool: Slurm refused a job: %s; retrying in %.0f s", said, wait_s)
+                self._tell(
+                    "PoolRefused",
+                    f"Slurm refused the job of a pool node: {said}. {hint} Retrying in {wait_s:.0f} s",
+                )
                 return
             self._growth.accepted(member)
 
