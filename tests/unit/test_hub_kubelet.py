@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from aiohttp import web
 
-from slurmlet.hub.kubelet.exec import exec_status
+from slurmlet.hub.kubelet.exec import check_running, exec_status
 from slurmlet.hub.kubelet.pod_logs import _check_started, _options
 from slurmlet.protocol.log_files import LogOptions
 from tests.unit.reports import pod_report
@@ -155,3 +156,18 @@ def test_there_is_no_previous_run(pod: Any) -> None:
 )
 def test_there_is_a_previous_run(pod: Any) -> None:
     assert _check_started(pod, "c", previous=True) is None
+
+
+@pytest.mark.parametrize("began_before", [True, False])
+def test_exec_waits_for_a_runner_that_is_about_to_find_a_new_hub(began_before: bool) -> None:
+    """Of a pod that its object says has run; one that never did is answered at once."""
+    state = SimpleNamespace(report=None, began_before=began_before)
+
+    async def linked(_timeout_s: float) -> None:
+        state.report = pod_report({"c": {"state": "running"}})
+
+    asked: Any = SimpleNamespace(state=state, linked=linked)
+    if began_before:
+        asyncio.run(check_running(asked, "c"))
+    with pytest.raises(web.HTTPNotFound):
+        asyncio.run(check_running(asked, "another" if began_before else "c"))

@@ -19,6 +19,8 @@ from slurmlet.protocol import wire
 from slurmlet.protocol.messages import Open
 
 _DIAL_IN_S = 5.0
+# Runners try every 6.5 s at the latest.
+_REDIAL_S = 8.0
 _LOST = {"error": "the connection to the pod's runner was lost", "reason": "InternalError"}
 
 
@@ -49,7 +51,7 @@ async def serve_command(
     worker = pods.named(where["namespace"], where["pod"])
     if worker is None:
         raise web.HTTPNotFound(text=f'pod "{where["pod"]}" not found\n')
-    _check_running(worker, where["container"])
+    await check_running(worker, where["container"])
     asked = wants(request.query)
     link = await worker.linked(_DIAL_IN_S)
     if link is None:
@@ -73,7 +75,10 @@ async def _say(client: Client, status: dict[str, Any]) -> None:
         await client.close()
 
 
-def _check_running(worker: PodWorker, container: str) -> None:
+async def check_running(worker: PodWorker, container: str) -> None:
+    if worker.state.report is None and worker.state.began_before:
+        # This hub is new, and the runner is about to find it and to tell what it has.
+        await worker.linked(_REDIAL_S)
     found = containers_of(worker.state.report).get(container)
     if found is None or found["state"] != "running":
         raise web.HTTPNotFound(text=f'unable to upgrade connection: container not found ("{container}")')
