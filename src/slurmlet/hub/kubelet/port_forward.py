@@ -154,7 +154,7 @@ class _Forwarding:
         kind, port = stream.headers.get("streamtype", ""), stream.headers.get("port", "")
         if kind not in ("error", "data"):
             raise Refused(f'invalid stream type "{kind}"')
-        if not (port.isdecimal() and 0 < int(port) < 1 << 16):
+        if not _is_port(port):
             raise Refused(f'unable to parse "{port}" as a port')
         # Clients older than the header open the error stream first, then the data stream right after it.
         number = stream.number if kind == "error" else stream.number - 2
@@ -236,6 +236,11 @@ async def _to_runner(data: SpdyStream, runner: Stream) -> None:
         pass
 
 
+def _is_port(text: str) -> bool:
+    # Python refuses to read a number of thousands of digits with a ValueError.
+    return text.isdecimal() and len(text) <= 5 and 0 < int(text) < 1 << 16
+
+
 # Channels.
 
 
@@ -244,7 +249,7 @@ def _ports(request: web.Request) -> list[int]:
     found += [text for line in request.query.getall("port", []) for text in line.split(",")]
     if not found or len(found) > _MAX_PORTS:
         raise web.HTTPBadRequest(text='query parameter "port" is required\n')
-    if not all(text.isdecimal() and 0 < int(text) < 1 << 16 for text in found):
+    if not all(map(_is_port, found)):
         raise web.HTTPBadRequest(text=f"unable to parse {','.join(found)!r} as ports\n")
     return [int(text) for text in found]
 
