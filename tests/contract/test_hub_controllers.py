@@ -11,7 +11,7 @@ from typing import Any
 from slurmlet.base.errors import SlurmError
 from slurmlet.base.files import write_json
 from slurmlet.base.layout import ClusterFiles
-from slurmlet.hub.allocations.agents import Agents
+from slurmlet.hub.agents import Agents
 from slurmlet.hub.allocations.gang_controller import GangController
 from slurmlet.hub.allocations.pool_controller import PoolController
 from slurmlet.hub.hub_settings import Settings

@@ -13,7 +13,7 @@ from typing import Any
 
 from slurmlet.base.clock import rfc3339
 from slurmlet.base.files import write_json
-from slurmlet.hub.allocations.agents import Agents
+from slurmlet.hub.agents import Agents
 from slurmlet.hub.hub_settings import Settings
 from slurmlet.hub.jobs.job_watch import JobWatch
 from slurmlet.hub.jobs.submission_gate import SubmissionGate

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from slurmlet.hub.allocations.agents import Agents
+from slurmlet.hub.agents import Agents
 from slurmlet.hub.jobs.job_watch import JobWatch
 from slurmlet.hub.nodes import allocation_node_controller
 from slurmlet.hub.nodes.allocation_node_controller import AllocationNodeController

@@ -17,7 +17,7 @@ import pytest
 
 from slurmlet.base.files import write_json
 from slurmlet.base.layout import ClusterFiles
-from slurmlet.hub.allocations.agents import Agent, Agents
+from slurmlet.hub.agents import Agent, Agents
 from slurmlet.hub.hub_settings import SERVER_NAME, Settings
 from slurmlet.hub.jobs.job_watch import JobWatch
 from slurmlet.hub.pods.lanes import AgentLane, Lanes

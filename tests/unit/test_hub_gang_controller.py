@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from slurmlet.base.errors import SlurmError
+from slurmlet.hub.agents import Agents
 from slurmlet.hub.allocations import gang_controller
-from slurmlet.hub.allocations.agents import Agents
 from slurmlet.hub.allocations.gang_controller import GangController
 from slurmlet.hub.jobs.job_watch import JobWatch
 from slurmlet.hub.runner_credentials import RunnerAuthority

@@ -12,8 +12,8 @@ import pytest
 
 from slurmlet.base.errors import SlurmError
 from slurmlet.base.files import write_json
+from slurmlet.hub.agents import Agents
 from slurmlet.hub.allocations import pool_controller
-from slurmlet.hub.allocations.agents import Agents
 from slurmlet.hub.allocations.pool_controller import PoolController
 from slurmlet.hub.hub_settings import Settings
 from slurmlet.hub.jobs.job_watch import JobWatch

@@ -21,7 +21,7 @@ from slurmlet.base.host_addresses import free_port
 from slurmlet.base.layout import store_dir
 from slurmlet.hub import bootstrap_objects
 from slurmlet.hub import hub_settings as settings_module
-from slurmlet.hub.allocations.agents import Agents
+from slurmlet.hub.agents import Agents
 from slurmlet.hub.allocations.gang_controller import GangController
 from slurmlet.hub.allocations.offered_objects import offer
 from slurmlet.hub.allocations.pool_controller import PoolController

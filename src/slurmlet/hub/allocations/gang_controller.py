@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurmlet.base.errors import RefusedPod, SlurmletError
-from slurmlet.hub.allocations.agents import Agent, Agents
+from slurmlet.hub.agents import Agent, Agents
 from slurmlet.hub.hub_settings import Settings
 from slurmlet.hub.jobs.job_watch import JobWatch
 from slurmlet.hub.nodes.allocation_node_controller import AllocationNodeController

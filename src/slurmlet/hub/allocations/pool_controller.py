@@ -20,7 +20,7 @@ from typing import Any
 from slurmlet.base.clock import Clock
 from slurmlet.base.errors import SlurmError, SlurmletError
 from slurmlet.base.files import read_json
-from slurmlet.hub.allocations.agents import Agents
+from slurmlet.hub.agents import Agents
 from slurmlet.hub.allocations.growth import Growth
 from slurmlet.hub.hub_settings import Settings
 from slurmlet.hub.jobs.job_watch import JobWatch

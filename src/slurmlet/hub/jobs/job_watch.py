@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from slurmlet.base.clock import Clock
 from slurmlet.base.errors import SlurmletError
-from slurmlet.hub.allocations.agents import Agent
+from slurmlet.hub.agents import Agent
 from slurmlet.hub.hub_settings import Settings
 from slurmlet.hub.jobs.accounting import Accounting
 from slurmlet.hub.jobs.look_pace import LookPace

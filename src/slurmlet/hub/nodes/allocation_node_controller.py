@@ -13,7 +13,7 @@ from typing import Any
 
 from slurmlet.base.clock import rfc3339
 from slurmlet.base.errors import SlurmletError
-from slurmlet.hub.allocations.agents import Agent, Agents
+from slurmlet.hub.agents import Agent, Agents
 from slurmlet.hub.hub_settings import Settings
 from slurmlet.hub.jobs.job_watch import JobWatch
 from slurmlet.hub.nodes.node_objects import NODES, NodeRecords

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from slurmlet.base.clock import rfc3339
 from slurmlet.base.files import read_json, write_json
-from slurmlet.hub.allocations.agents import Agent, Agents
+from slurmlet.hub.agents import Agent, Agents
 from slurmlet.hub.hub_settings import Settings
 from slurmlet.hub.jobs.job_watch import JobWatch
 from slurmlet.hub.nodes.partition_node_controller import PartitionNodeController

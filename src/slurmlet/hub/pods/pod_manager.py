@@ -12,7 +12,7 @@ from typing import Any
 from slurmlet.base.errors import SlurmletError
 from slurmlet.base.files import read_json
 from slurmlet.base.layout import ClusterFiles
-from slurmlet.hub.allocations.agents import Agents
+from slurmlet.hub.agents import Agents
 from slurmlet.hub.jobs.job_watch import JobWatch
 from slurmlet.hub.network.pod_network import Network
 from slurmlet.hub.pods.job_submission import Submitter
