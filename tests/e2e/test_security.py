@@ -194,7 +194,10 @@ def test_a_runner_speaks_for_its_own_pod_alone(testbed: Testbed, victim: Victim)
     job = victim.kubectl.job_id("other")
 
     def hello(pem: str, uid: str) -> str:
-        told = {"type": "hello", "protocol": 1, "pod_uid": uid, "job_id": job, "host": "x", "has_pod": False}
+        told = {
+            "type": "hello", "protocol": 1, "minor": 1, "pod_uid": uid, "job_id": job, "host": "x",
+            "host_ip": hub["addresses"][0], "version": "0.1.0", "has_pod": False, "report": None,
+        }  # fmt: skip
         arguments = (
             hub["addresses"][0],
             str(hub["runner_port"]),
