@@ -156,7 +156,7 @@ def test_an_accepted_option_stays_one_word(kubectl: Kubectl, here: Cluster, mark
     """Values that sbatch takes for what they are, however they look; the job is still the pod."""
     value = f"--wrap=touch /tmp/{marker}"
     annotations = {
-        "slurmlet.io/qos": value,
+        "slurmjob.slinky.slurm.net/wckey": value,
         SBATCH: f"--nice=5 --wckey='{value}' --mail-user='$(touch /tmp/{marker})' -t 5 -c2 --overcommit",
     }
     kubectl.apply(pod("words", "echo it is me", metadata={"annotations": annotations}))
