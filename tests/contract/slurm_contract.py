@@ -411,7 +411,7 @@ async def run_cases(cases: dict[str, Callable[[Rig], Awaitable[None]]], rig: Rig
         async with slots:
             began_s = time.monotonic()
             try:
-                await asyncio.wait_for(case(rig), 100)
+                await asyncio.wait_for(case(rig), 200)
             except Exception:  # the caller reports it
                 return traceback.format_exc()
             finally:

@@ -38,7 +38,7 @@ def partition(testbed: Testbed, host: str = "c3") -> Iterator[str]:
 def own(testbed: Testbed, cluster: str) -> Iterator[str]:
     with partition(testbed) as name:
         here = Kubectl(testbed, "default")
-        eventually(lambda: here("get", "node", name, check=False).ok, 40)
+        eventually(lambda: here("get", "node", name, check=False).ok, 90)
         yield name
 
 
@@ -149,7 +149,7 @@ def test_a_partition_that_is_down_is_not_ready(kubectl: Kubectl, own: str) -> No
     kubectl.wait_phase("runs-on", "Running")
     scontrol(kubectl.testbed, "update", f"PartitionName={own}", "State=DOWN")
     try:
-        eventually(lambda: ready(kubectl, own)["status"] == "False", 40)
+        eventually(lambda: ready(kubectl, own)["status"] == "False", 90)
         found = ready(kubectl, own)
         assert (found["reason"], "DOWN" in found["message"]) == ("PartitionDown", True)
         taints = eventually(lambda: kubectl.get("node", own)["spec"].get("taints"), 15)
@@ -167,7 +167,7 @@ def test_a_partition_that_is_down_is_not_ready(kubectl: Kubectl, own: str) -> No
         assert time.monotonic() - began_s < 20
     finally:
         scontrol(kubectl.testbed, "update", f"PartitionName={own}", "State=UP")
-    eventually(lambda: ready(kubectl, own)["status"] == "True", 40)
+    eventually(lambda: ready(kubectl, own)["status"] == "True", 90)
 
 
 def test_drained_hosts_make_a_node_not_ready_with_slurms_reason_and_it_goes_with_its_partition(
@@ -177,7 +177,7 @@ def test_drained_hosts_make_a_node_not_ready_with_slurms_reason_and_it_goes_with
     scontrol(testbed, "update", "NodeName=c3", "State=DRAIN", "Reason=fans of rack 7 | call Ada")
     try:
         with partition(testbed) as name:
-            eventually(lambda: kubectl("get", "node", name, check=False).ok, 30)
+            eventually(lambda: kubectl("get", "node", name, check=False).ok, 90)
             found = ready(kubectl, name)
             assert (found["status"], found["reason"]) == ("False", "NoUsableNodes")
             assert found["message"].endswith(": fans of rack 7 | call Ada")
@@ -185,6 +185,6 @@ def test_drained_hosts_make_a_node_not_ready_with_slurms_reason_and_it_goes_with
             assert ready(kubectl, "batch")["status"] == "True"
     finally:
         scontrol(testbed, "update", "NodeName=c3", "State=RESUME")
-    eventually(lambda: not kubectl("get", "node", name, check=False).ok, 30)
+    eventually(lambda: not kubectl("get", "node", name, check=False).ok, 90)
     eventually(lambda: not kubectl("get", "lease", name, "-n", "kube-node-lease", check=False).ok, 20)
-    eventually(lambda: ready(kubectl, own)["status"] == "True", 30)
+    eventually(lambda: ready(kubectl, own)["status"] == "True", 90)

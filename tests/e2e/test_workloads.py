@@ -103,7 +103,8 @@ def test_the_hello_deployment_runs_scales_rolls_and_goes(kubectl: Kubectl, busyb
     live = jobs(kubectl)
     assert set(live) == set(pods)
     for name, job in live.items():
-        assert job["name"] == f"{name}.{kubectl.namespace}.{CLUSTER}"
+        assert job["name"].startswith(f"{name}.{kubectl.namespace}.{CLUSTER}.")
+        assert job["name"].endswith(f".{pods[name]['metadata']['uid']}")
         assert f"cluster={CLUSTER} pod={kubectl.namespace}/{name}" in job["comment"]
         assert pods[name]["metadata"]["uid"] in job["comment"]
         annotations = pods[name]["metadata"]["annotations"]

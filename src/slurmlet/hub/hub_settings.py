@@ -48,7 +48,7 @@ class Settings:
     lease_renew_s: float = 10.0
     # Partitions: as often as a kubelet looks at its node while there is something to do, and this often at rest.
     partition_poll_s: float = 10.0
-    calm_partition_poll_s: float = 60.0
+    calm_partition_poll_s: float = 45.0
     sbatch_at_once: int = 8
     pulls_at_once: int = 3
     # To the API server, about pods. Few: what waits here does not stand in the way of people's own requests there.
