@@ -11,7 +11,15 @@ from collections import defaultdict
 from pathlib import Path
 
 # Percent of lines and branches together. A room gets its floor once it has been reached, and never loses it.
-FLOORS: dict[str, float] = {}
+FLOORS: dict[str, float] = {
+    "hub": 83,
+    "kube": 97,
+    "model": 96,
+    "podnet": 83,
+    "protocol": 96,
+    "runner": 73,
+    "slurm": 88,
+}
 _COUNTS = ("num_statements", "covered_lines", "num_branches", "covered_branches")
 
 

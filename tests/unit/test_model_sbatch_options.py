@@ -31,6 +31,7 @@ def words(options: list[Option]) -> list[str]:
         ({f"{OURS}gres": "gpu:a100:2"}, ["--gres=gpu:a100:2"]),
         ({f"{OURS}licenses": "matlab:1"}, ["--licenses=matlab:1"]),
         ({f"{OURS}reservation": "r"}, ["--reservation=r"]),
+        ({f"{OURS}nice": "100"}, ["--nice=100"]),
         ({f"{OURS}ntasks": "4"}, ["--ntasks=4"]),
         ({f"{OURS}exclusive": "true"}, ["--exclusive"]),
         ({f"{OURS}exclusive": ""}, ["--exclusive"]),

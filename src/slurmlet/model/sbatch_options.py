@@ -47,6 +47,7 @@ _NAMED = {
         "licenses",
         "reservation",
         "ntasks",
+        "nice",
     )
 }
 _LINES = (f"{PREFIX}sbatch", "slurm-job.hpk.io/flags", "slurm.hpk.io/flags")
