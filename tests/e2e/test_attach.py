@@ -102,6 +102,8 @@ def test_a_terminal_on_the_containers_own_shell(speaker: Speaking) -> None:
     )
     try:
         eventually(lambda: _answers(first, "stty size", "24 80"), 10)
+        # Attached too: what is written before that it does not see.
+        eventually(lambda: _answers(second, "echo second $((1+1))", "second 2"), 10)
         first.type("echo for all of $((40+2))\n")
         second.until("for all of 42\r\n")
         first.resize(40, 132)
