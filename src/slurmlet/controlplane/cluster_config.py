@@ -72,7 +72,7 @@ def load_existing(files: ClusterFiles) -> ClusterConfig:
     if found is None:
         chosen = "" if files.name == DEFAULT_CLUSTER else f" -c {files.name}"
         raise UserError(
-            f"there is no cluster {files.name!r}",
+            f"cluster {files.name!r} does not exist",
             hint=f"Create it with `slurmlet up{chosen}`, or list your clusters with `slurmlet ls`.",
         )
     return found
