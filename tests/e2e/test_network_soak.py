@@ -27,6 +27,8 @@ WHERE = {"client": "c1", "server": "c2"}
 # What an interpreter's allocator may keep of a burst; a leak of one small object per connection is far more. The hub's heap
 # is large and breaks up for some hundred pods before it stays as it is; it holds no more objects then than before.
 MEMORY_KIB, HUB_MEMORY_KIB = 3000, 6000
+# Pools of threads grow with use up to their size: the hub has one for Slurm's commands and one for files.
+POOLS = {"hub": 12 + min(32, (os.cpu_count() or 1) + 4) + 2}
 # Connections that the API server keeps open through the gateway for its next call, for a minute and a half.
 KEPT = {"gateway": 6}
 # Of processes that a netd served, by its Python part and by its native one; each keeps so many at most.
@@ -113,7 +115,7 @@ def grown(before: dict[str, Weight], after: dict[str, Weight]) -> list[str]:
             said.append(f"{name}: {old.fds} descriptors, then {new.fds}")
         if new.handles > HANDLES:
             said.append(f"{name}: {new.handles} handles of processes")
-        if new.threads > old.threads:
+        if new.threads > max(old.threads, POOLS.get(name, 0)):
             said.append(f"{name}: {old.threads} threads, then {new.threads}")
         if new.memory_kib > old.memory_kib + (HUB_MEMORY_KIB if name == "hub" else MEMORY_KIB):
             said.append(f"{name}: {old.memory_kib} KiB, then {new.memory_kib}")

@@ -104,7 +104,7 @@ def test_a_cordoned_node_gets_no_pods_and_stays_cordoned(kubectl: Kubectl, own: 
         # A change of Slurm's makes the hub write the node again; the cordon is not its to undo.
         scontrol(kubectl.testbed, "update", f"PartitionName={own}", "MaxTime=55:00")
         eventually(
-            lambda: kubectl.get("node", own)["metadata"]["labels"]["slurmlet.io/time-limit"] == "55-00", 40
+            lambda: kubectl.get("node", own)["metadata"]["labels"]["slurmlet.io/time-limit"] == "55-00", 90
         )
         assert kubectl.get("node", own)["spec"]["unschedulable"] is True
         assert kubectl.phase("waits") == "Pending"
