@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -40,6 +40,12 @@ def own(testbed: Testbed, cluster: str) -> Iterator[str]:
         here = Kubectl(testbed, "default")
         eventually(lambda: here("get", "node", name, check=False).ok, 90)
         yield name
+
+
+def soon(kubectl: Kubectl, probe: Callable[[], Any]) -> Any:
+    """What a look at Slurm's partitions brings. At rest it may take 45 s, while something goes on 10: so something does."""
+    kubectl.apply(pod(f"stir-{uuid.uuid4().hex[:6]}", "true"))
+    return eventually(probe, 90)
 
 
 def ready(kubectl: Kubectl, node: str) -> dict[str, str]:
@@ -103,8 +109,9 @@ def test_a_cordoned_node_gets_no_pods_and_stays_cordoned(kubectl: Kubectl, own: 
         eventually(refused, 15)
         # A change of Slurm's makes the hub write the node again; the cordon is not its to undo.
         scontrol(kubectl.testbed, "update", f"PartitionName={own}", "MaxTime=55:00")
-        eventually(
-            lambda: kubectl.get("node", own)["metadata"]["labels"]["slurmlet.io/time-limit"] == "55-00", 90
+        soon(
+            kubectl,
+            lambda: kubectl.get("node", own)["metadata"]["labels"]["slurmlet.io/time-limit"] == "55-00",
         )
         assert kubectl.get("node", own)["spec"]["unschedulable"] is True
         assert kubectl.phase("waits") == "Pending"
@@ -149,7 +156,7 @@ def test_a_partition_that_is_down_is_not_ready(kubectl: Kubectl, own: str) -> No
     kubectl.wait_phase("runs-on", "Running")
     scontrol(kubectl.testbed, "update", f"PartitionName={own}", "State=DOWN")
     try:
-        eventually(lambda: ready(kubectl, own)["status"] == "False", 90)
+        soon(kubectl, lambda: ready(kubectl, own)["status"] == "False")
         found = ready(kubectl, own)
         assert (found["reason"], "DOWN" in found["message"]) == ("PartitionDown", True)
         taints = eventually(lambda: kubectl.get("node", own)["spec"].get("taints"), 15)
@@ -167,7 +174,7 @@ def test_a_partition_that_is_down_is_not_ready(kubectl: Kubectl, own: str) -> No
         assert time.monotonic() - began_s < 20
     finally:
         scontrol(kubectl.testbed, "update", f"PartitionName={own}", "State=UP")
-    eventually(lambda: ready(kubectl, own)["status"] == "True", 90)
+    soon(kubectl, lambda: ready(kubectl, own)["status"] == "True")
 
 
 def test_drained_hosts_make_a_node_not_ready_with_slurms_reason_and_it_goes_with_its_partition(
@@ -177,7 +184,7 @@ def test_drained_hosts_make_a_node_not_ready_with_slurms_reason_and_it_goes_with
     scontrol(testbed, "update", "NodeName=c3", "State=DRAIN", "Reason=fans of rack 7 | call Ada")
     try:
         with partition(testbed) as name:
-            eventually(lambda: kubectl("get", "node", name, check=False).ok, 90)
+            soon(kubectl, lambda: kubectl("get", "node", name, check=False).ok)
             found = ready(kubectl, name)
             assert (found["status"], found["reason"]) == ("False", "NoUsableNodes")
             assert found["message"].endswith(": fans of rack 7 | call Ada")
@@ -185,6 +192,6 @@ def test_drained_hosts_make_a_node_not_ready_with_slurms_reason_and_it_goes_with
             assert ready(kubectl, "batch")["status"] == "True"
     finally:
         scontrol(testbed, "update", "NodeName=c3", "State=RESUME")
-    eventually(lambda: not kubectl("get", "node", name, check=False).ok, 90)
+    soon(kubectl, lambda: not kubectl("get", "node", name, check=False).ok)
     eventually(lambda: not kubectl("get", "lease", name, "-n", "kube-node-lease", check=False).ok, 20)
-    eventually(lambda: ready(kubectl, own)["status"] == "True", 90)
+    soon(kubectl, lambda: ready(kubectl, own)["status"] == "True")
