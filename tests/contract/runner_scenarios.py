@@ -435,10 +435,14 @@ def stop(rig: Rig) -> None:
 
 def signalled(rig: Rig) -> None:
     rig.start(
-        pod(rig, container(rig, "trap 'exit 0' TERM; while :; do sleep 0.1; done"), restart_policy="Always")
+        pod(
+            rig,
+            container(rig, "trap 'exit 0' TERM; echo ready; while :; do sleep 0.1; done"),
+            restart_policy="Always",
+        )
     )
     rig.wait_state("main", "running")
-    time.sleep(0.3)
+    rig.wait(lambda: "ready" in log_text(rig), "the trap is set")
     assert rig.process is not None
     rig.process.send_signal(signal.SIGTERM)
     report = done(rig, 1)
