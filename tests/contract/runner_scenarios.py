@@ -323,7 +323,7 @@ def logs(rig: Rig) -> None:
     script = "mkfifo /fifo; for i in 1 2 3 4 5; do echo line $i; done; echo oops >&2; read x < /fifo; echo last; sleep 0.5"
     rig.start(pod(rig, container(rig, script)))
     rig.wait_state("main", "running")
-    time.sleep(0.3)
+    rig.wait(lambda: {"oops", "line 5"} <= set(log_text(rig).splitlines()), "all lines")
     everything = rig.logs("main")
     assert everything.endswith((b"oops\n", b"line 5\n")), everything
     assert rig.logs("main", tail_lines=0) == b""
