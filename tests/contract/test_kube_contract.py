@@ -46,7 +46,7 @@ def run(plane: ControlPlane, scenario: Callable[[ApiClient], Awaitable[None]]) -
         async with asyncio.timeout(30), plane.client() as client:
             await scenario(client)
         # Connections whose handshake was cut short with their task take a moment to close.
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.5)
 
     asyncio.run(go())
 
