@@ -1,7 +1,7 @@
 """An upgrade in place, `pip install -U slurmlet` and `slurmlet up`, keeps the pods that run.
 
 From the wheel of the commit before this one (SLURMLET_UPGRADE_FROM names another), or, where there is no history, of this
-tree under another version number, to the wheel of this tree. In a venv of its own: nobody else's slurmlet changes.
+tree, each under another version number, to the wheel of this tree. In a venv of its own: nobody else's slurmlet changes.
 """
 
 from __future__ import annotations
@@ -48,12 +48,13 @@ def earlier_sources(target: Path) -> Path:
         ).stdout
         with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
             archive.extractall(target, filter="data")
-        return target
-    for name in ("src", "upstream"):
-        shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copyfile(ROOT / name, target / name)
-    project = (ROOT / "pyproject.toml").read_text()
+    else:
+        for name in ("src", "upstream"):
+            shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("pyproject.toml", "README.md", "LICENSE"):
+            shutil.copyfile(ROOT / name, target / name)
+    # Another version also where the last commit changed nothing that is installed.
+    project = (target / "pyproject.toml").read_text()
     (target / "pyproject.toml").write_text(project.replace('\nversion = "', '\nversion = "0.0.', 1))
     return target
 
