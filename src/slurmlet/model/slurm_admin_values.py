@@ -39,6 +39,7 @@ class QueuedJob:
     gres_per_node: Gres = ()
     features: str = ""  # an expression: "ib&ssd", "[rack1|rack2]"
     exclusive: bool = False  # takes whole nodes
+    switches: int = 0  # --switches: the most leaf switches that it may span; 0: any number
     required_nodes: str = ""  # a list of hosts, as Slurm writes it
     excluded_nodes: str = ""
     reservation: str = ""

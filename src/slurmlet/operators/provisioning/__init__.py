@@ -1,1 +1,1 @@
-"""The seat of `slurmlet provision`: Slurm workers made, joined, scaled and retired from Kubernetes. Empty yet."""
+"""`slurmlet provision`: Slurm workers made, joined, scaled and retired from Kubernetes."""
