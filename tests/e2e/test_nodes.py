@@ -38,14 +38,18 @@ def partition(testbed: Testbed, host: str = "c3") -> Iterator[str]:
 def own(testbed: Testbed, cluster: str) -> Iterator[str]:
     with partition(testbed) as name:
         here = Kubectl(testbed, "default")
-        eventually(lambda: here("get", "node", name, check=False).ok, 90)
+        soon(here, lambda: here("get", "node", name, check=False).ok)
         yield name
 
 
 def soon(kubectl: Kubectl, probe: Callable[[], Any]) -> Any:
-    """What a look at Slurm's partitions brings. At rest it may take 45 s, while something goes on 10: so something does."""
-    kubectl.apply(pod(f"stir-{uuid.uuid4().hex[:6]}", "true"))
-    return eventually(probe, 90)
+    """What a look at Slurm's partitions brings. At rest there is one in 45 s, and one whenever somebody asks."""
+
+    def seen() -> Any:
+        kubectl.testbed.run(["slurmlet", "status", "-c", kubectl.cluster])
+        return probe()
+
+    return eventually(seen, 90)
 
 
 def ready(kubectl: Kubectl, node: str) -> dict[str, str]:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from slurmlet.hub.nodes import partition_node_controller
 from slurmlet.hub.nodes.partition_node_controller import PartitionNodeController
 from slurmlet.images.image_store import Image
 from slurmlet.kube.events import EventRecorder
@@ -74,15 +75,20 @@ def kept(
     scenario: Callable[[Rig, PartitionNodeController], Awaitable[None]],
     begin: Callable[[Rig], None] = lambda _: None,
     images: Callable[[], list[Image]] = list,
+    quiet: bool = False,
     **changes: object,
 ) -> None:
     async def run() -> None:
-        settings = make_settings(keys.parent, partition_poll_s=0.02, lease_renew_s=0.02, **changes)
+        settings = make_settings(
+            keys.parent, **{"partition_poll_s": 0.02, "lease_renew_s": 0.02, **changes}
+        )
         async with api_server(keys) as api:
             rig = Rig(api)
             begin(rig)
             recorder = EventRecorder(api.client, "login")
-            keeper = PartitionNodeController(settings, api.client, rig.slurm, recorder, FACTS, images)
+            keeper = PartitionNodeController(
+                settings, api.client, rig.slurm, recorder, FACTS, images, lambda: quiet
+            )
             writer = asyncio.create_task(recorder.run())
             task = asyncio.create_task(keeper.run())
             try:
@@ -270,3 +276,64 @@ def test_a_slurm_that_is_away_costs_no_lease(keys: Path) -> None:
         await until(lambda: len(rig.patches(f"{LEASES}/batch")) > before + 2)
 
     kept(keys, scenario)
+
+
+def counted_looks(rig: Rig) -> list[None]:
+    looks: list[None] = []
+    rig.slurm.hooks["partitions"] = lambda: looks.append(None)
+    return looks
+
+
+def test_somebody_who_asks_sees_partitions_as_they_are_also_at_rest(
+    keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partition_node_controller, "_REFRESH_S", 0.0)
+
+    async def scenario(rig: Rig, keeper: PartitionNodeController) -> None:
+        looks = counted_looks(rig)
+        await until(lambda: rig.patches(f"{NODES}/batch/status"))
+        rig.slurm.listed_partitions = [replace(BATCH, up=False, state="DOWN")]
+        await until(lambda: len(rig.patches(f"{LEASES}/batch")) >= 3)
+        assert len(looks) == 1, "at rest nobody looks"
+        await keeper.refresh()
+        assert len(looks) == 2
+        conditions = rig.patches(f"{NODES}/batch/status")[-1]["status"]["conditions"]
+        assert next(one["reason"] for one in conditions if one["type"] == "Ready") == "PartitionDown"
+
+    kept(keys, scenario, quiet=True, calm_partition_poll_s=3600.0)
+
+
+def test_many_who_ask_at_once_cost_slurm_one_look(keys: Path) -> None:
+    async def scenario(rig: Rig, keeper: PartitionNodeController) -> None:
+        looks = counted_looks(rig)
+        await until(lambda: rig.patches(f"{NODES}/batch/status"))
+        await asyncio.gather(*(keeper.refresh() for _ in range(20)))
+        assert len(looks) == 1
+
+    kept(keys, scenario, quiet=True, calm_partition_poll_s=3600.0)
+
+
+def test_a_slurm_that_does_not_answer_is_not_asked_faster_by_somebody_who_asks(
+    keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partition_node_controller, "_REFRESH_S", 0.0)
+    asked: list[None] = []
+
+    def refuse() -> None:
+        asked.append(None)
+        away()
+
+    def begin(rig: Rig) -> None:
+        rig.slurm.hooks["partitions"] = refuse
+
+    async def scenario(rig: Rig, keeper: PartitionNodeController) -> None:
+        await until(lambda: asked)
+        waiting = [asyncio.create_task(keeper.refresh()) for _ in range(20)]
+        await asyncio.sleep(0)
+        assert len(asked) == 1
+        rig.slurm.hooks.clear()
+        keeper._listing.add("Slurm")  # its back-off is over
+        await asyncio.gather(*waiting)
+        assert rig.patches(f"{NODES}/batch/status")
+
+    kept(keys, scenario, begin, lease_renew_s=3600.0)

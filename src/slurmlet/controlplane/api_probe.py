@@ -1,6 +1,6 @@
 """Small questions to the API server, for `up` and `status`: standard library only, so that asking costs no imports.
 
-Reads; never writes. The hub's client is in kube/.
+Reads; writes no object. The hub's client is in kube/.
 """
 
 from __future__ import annotations
@@ -35,11 +35,14 @@ class ApiProbe:
         self._context: ssl.SSLContext | None = None
 
     def get(self, path: str) -> tuple[int, bytes] | None:
+        return self.ask("GET", path)
+
+    def ask(self, method: str, path: str) -> tuple[int, bytes] | None:
         """Status and body, or None while nobody answers."""
         try:
             if self._connection is None:
                 self._connection = self._connect()
-            self._connection.request("GET", path, headers={"Accept": "application/json"})
+            self._connection.request(method, path, headers={"Accept": "application/json"})
             response = self._connection.getresponse()
             return response.status, response.read()
         except (OSError, http.client.HTTPException):
@@ -72,13 +75,19 @@ class ApiProbe:
         lines = answer[1].decode(errors="replace").splitlines() if answer else []
         return [line[3:].split(" ")[0] for line in lines if line.startswith("[-]")]
 
-    def nodes(self) -> list[NodeState]:
-        return [_node_state(item) for item in self._items("/api/v1/nodes?resourceVersion=0")]
+    def nodes(self, latest: bool = False) -> list[NodeState]:
+        """`latest`: not from the API server's cache, which may be a moment behind."""
+        path = "/api/v1/nodes" if latest else "/api/v1/nodes?resourceVersion=0"
+        return [_node_state(item) for item in self._items(path)]
 
     def metrics(self, node: str) -> str:
         """The hub's own figures, in Prometheus' form, as a kubelet serves them; "" when it does not answer."""
         answer = self.get(f"/api/v1/nodes/{quote(node, safe='')}/proxy/metrics")
         return answer[1].decode(errors="replace") if answer is not None and answer[0] == 200 else ""
+
+    def refresh(self, node: str) -> None:
+        """Let the hub look at Slurm's partitions now, so that the Nodes say what is; a hub that cannot is let be."""
+        self.ask("POST", f"/api/v1/nodes/{quote(node, safe='')}/proxy/slurm/refresh")
 
     def has_default_account(self) -> bool:
         answer = self.get("/api/v1/namespaces/default/serviceaccounts/default")

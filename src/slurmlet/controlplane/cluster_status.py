@@ -70,10 +70,19 @@ def status(files: ClusterFiles) -> ClusterState:
         if ready:
             nodes, pods = tuple(probe.nodes()), probe.pods_by_phase()
             requests = _slurm_requests(probe, nodes)
+            nodes = _refreshed(probe, nodes)
         probe.close()
     since = found[1] if found else ""
     jobs = _jobs(config)
     return ClusterState(config, found is not None, since, ready, parts, nodes, pods, jobs, requests)
+
+
+def _refreshed(probe: ApiProbe, nodes: tuple[NodeState, ...]) -> tuple[NodeState, ...]:
+    """At rest the hub looks at partitions rarely; who asks wants to see them as they are."""
+    if not nodes:
+        return nodes
+    probe.refresh(nodes[0].name)
+    return tuple(probe.nodes(latest=True))
 
 
 def _slurm_requests(probe: ApiProbe, nodes: tuple[NodeState, ...]) -> int | None:

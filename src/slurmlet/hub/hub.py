@@ -231,7 +231,7 @@ class _Hub:
     async def listen(self) -> None:
         settings, pods, nodes, usage = self._settings, self._pods, self._nodes, self._usage
         stats = StatServer(pods, nodes, usage, self._watch, self._counts, self._network)
-        await KubeletServer(settings, pods, stats).start(self._ports["kubelet_port"])
+        await KubeletServer(settings, pods, stats, nodes.refresh).start(self._ports["kubelet_port"])
         if self._has_metrics:
             await MetricsServer(settings, pods, nodes, usage).start(self._ports["metrics_port"])
 

@@ -5,6 +5,7 @@ TLS with client certificates; only the API server's own certificate is let in.
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import Awaitable, Callable
 
@@ -20,6 +21,8 @@ from slurmlet.hub.pods.pod_manager import Pods
 
 API_SERVER = "slurmlet:kubelet-client"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+# Less than `slurmlet status` waits for an answer.
+_REFRESH_S = 2.5
 
 
 @web.middleware
@@ -32,14 +35,19 @@ async def _only_the_api_server(request: web.Request, handler: Handler) -> web.St
 
 
 class KubeletServer:
-    def __init__(self, settings: Settings, pods: Pods, stats: StatServer) -> None:
+    def __init__(
+        self, settings: Settings, pods: Pods, stats: StatServer, refresh: Callable[[], Awaitable[None]]
+    ) -> None:
+        """`refresh` looks at Slurm's partitions and brings the Nodes up to date."""
         self._settings = settings
         self._pods = pods
         self._stats = stats
+        self._refresh_nodes = refresh
 
     async def start(self, port: int) -> web.AppRunner:
         app = web.Application(middlewares=[_only_the_api_server])
         app.router.add_get("/healthz", self._healthz)
+        app.router.add_post("/slurm/refresh", self._refresh)
         self._stats.add_routes(app.router)
         app.router.add_get("/containerLogs/{namespace}/{pod}/{container}", self._logs)
         for method in ("GET", "POST"):
@@ -60,6 +68,14 @@ class KubeletServer:
         return context
 
     async def _healthz(self, _: web.Request) -> web.Response:
+        return web.Response(text="ok")
+
+    async def _refresh(self, _: web.Request) -> web.Response:
+        try:
+            async with asyncio.timeout(_REFRESH_S):
+                await self._refresh_nodes()
+        except TimeoutError:
+            return web.Response(status=504, text="Slurm has not answered yet\n")
         return web.Response(text="ok")
 
     async def _logs(self, request: web.Request) -> web.StreamResponse:

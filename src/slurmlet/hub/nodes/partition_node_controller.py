@@ -36,6 +36,8 @@ _WORKERS = 8
 # A turn that comes for another reason shortly before a renewal is due renews too.
 _EARLY = 0.9
 _SLURM = "Slurm"  # the one key of the listing
+# However many people ask to see partitions as they are now: one look in this time.
+_REFRESH_S = 2.0
 
 Obj = dict[str, Any]
 
@@ -64,6 +66,10 @@ class PartitionNodeController:
         self._written: dict[str, tuple[Partition, list[Obj], float]] = {}
         self._objects: dict[str, Obj] = {}
         self._looked_s = float("-inf")
+        # Looks are numbered: one is due while the last whole look is not later than the one that was wanted.
+        self._begun = self._completed = 0
+        self._wanted = -1
+        self._progress = asyncio.Condition()
         self._renewed_s: dict[str, float] = {}
         # The supervisor of an earlier version runs a scheduler without this configuration: there the taints rank
         # Nodes until the next `up`.
@@ -114,6 +120,30 @@ class PartitionNodeController:
             tasks.create_task(self._listing.run(), name="partition listing")
             tasks.create_task(self._node.run(), name="node controller")
 
+    async def refresh(self) -> None:
+        """Look at Slurm's partitions now, also at rest. Returns when the Nodes say what was found.
+
+        It may take for ever: the caller says how long it waits.
+        """
+        if asyncio.get_running_loop().time() - self._looked_s < _REFRESH_S:
+            return
+        mark = self._wanted = self._begun
+        # A Slurm that did not answer, or limits the rate of requests, is asked again when its back-off says so.
+        if not self._listing.queue.failures(_SLURM):
+            self._listing.add(_SLURM)
+        async with self._progress:
+            await self._progress.wait_for(lambda: self._completed > mark and self._all_written())
+
+    def _all_written(self) -> bool:
+        return all(
+            name in self._written and self._written[name][0] == partition
+            for name, partition in self._partitions.items()
+        )
+
+    async def _note_progress(self) -> None:
+        async with self._progress:
+            self._progress.notify_all()
+
     async def reconcile(self, name: str) -> Again:
         """One Node: its lease, then what it says; a new one the other way round, for its lease names it as owner."""
         partition = self._partitions.get(name)
@@ -129,9 +159,11 @@ class PartitionNodeController:
 
     async def _reconcile_partitions(self, _key: str) -> Again:
         clock = asyncio.get_running_loop().time
-        if clock() - self._looked_s >= self._look_interval_s:
+        if clock() - self._looked_s >= self._look_interval_s or self._completed <= self._wanted:
+            self._begun += 1
             await self._look()
-            self._looked_s = clock()
+            self._looked_s, self._completed = clock(), self._begun
+            await self._note_progress()
         # How long to wait may change meanwhile: somebody begins to wait for Slurm.
         return min(self._settings.partition_poll_s, self._settings.lease_renew_s)
 
@@ -178,6 +210,7 @@ class PartitionNodeController:
             is_ready, reason, message = partition_node.ready(partition)
             self._events.node_event(name, "Normal" if is_ready else "Warning", reason, message)
         self._written[name] = (partition, self._images, now_s)
+        await self._note_progress()
 
     async def _remove_others(self) -> None:
         """Nodes of partitions that are gone (or no longer chosen), known by our label."""
