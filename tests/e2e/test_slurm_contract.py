@@ -24,7 +24,7 @@ SOCKET = "/home/user2/slurmrestd-contract.sock"
 TOKEN = "/home/user2/slurmrestd-contract.token"
 KINDS = {
     "commands": "commands",
-    "tcp": f"rest:http://login:6820,token_file={TOKEN},default_partition=batch",
+    "tcp": f"rest:http://login:6820,insecure,token_file={TOKEN},default_partition=batch",
     "socket": f"rest:unix:{SOCKET},default_partition=batch",
 }
 # What a person may have set for their own commands; none of it may be seen in what slurmlet asks.

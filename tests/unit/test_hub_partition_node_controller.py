@@ -79,9 +79,7 @@ def kept(
     **changes: object,
 ) -> None:
     async def run() -> None:
-        settings = make_settings(
-            keys.parent, **{"partition_poll_s": 0.02, "lease_renew_s": 0.02, **changes}
-        )
+        settings = make_settings(keys.parent, **{"partition_poll_s": 0.02, "lease_renew_s": 0.02, **changes})
         async with api_server(keys) as api:
             rig = Rig(api)
             begin(rig)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
+import re
 import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -284,6 +286,7 @@ def served(
 def token(tmp_path: Path) -> Path:
     path = tmp_path / "token"
     path.write_text("SLURM_JWT=first\n")
+    path.chmod(0o600)
     return path
 
 
@@ -410,6 +413,7 @@ def test_a_token_is_renewed_at_half_of_its_life(tmp_path: Path, monkeypatch: pyt
     now_s, path, made = [1000.0], tmp_path / "token", []
     monkeypatch.setattr(rest_token, "_made", lambda: made.append(1) or "own")  # type: ignore[func-returns-value]
     path.write_text(old := jwt(1000, 2800))
+    path.chmod(0o600)
 
     async def scenario() -> None:
         held = Token(path, lambda: now_s[0])
@@ -418,11 +422,12 @@ def test_a_token_is_renewed_at_half_of_its_life(tmp_path: Path, monkeypatch: pyt
         assert await held.current() == "own"
         assert await held.current() == "own"
         assert len(made) == 1
-        path.write_text(fresh := jwt(1900, 3700))
+        path.write_text(fresh := jwt(2800, 4600))
         now_s[0] += 1000
-        assert await held.current() == fresh or made, (
+        assert await held.current() == fresh, (
             "whoever keeps the file has the last word once ours is half gone"
         )
+        assert len(made) == 1
 
     asyncio.run(scenario())
 
@@ -538,6 +543,10 @@ def test_what_slurmrestd_cannot_explain_passes(token: Path) -> None:
         ("commands", "", "commands"),
         ("rest:https://slurm.example.org:6820", "https://slurm.example.org:6820", "rest"),
         ("rest:unix:/run/restd.sock,default_partition=batch", "/run/restd.sock", "rest"),
+        ("rest:http://localhost:6820", "http://localhost:6820", "rest"),
+        ("rest:http://127.0.0.1:6820", "http://127.0.0.1:6820", "rest"),
+        ("rest:http://[::1]:6820", "http://[::1]:6820", "rest"),
+        ("rest:http://login:6820,insecure,user=ada", "http://login:6820", "rest"),
     ],
 )
 def test_ways_to_slurm(text: str, place: str, kind: str) -> None:
@@ -547,8 +556,79 @@ def test_ways_to_slurm(text: str, place: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "rest", "rest:slurm:6820", "ssh:x", "commands:x", "rest:http://x,password=y"]
+    "text",
+    [
+        "",
+        "rest",
+        "rest:slurm:6820",
+        "ssh:x",
+        "commands:x",
+        "rest:http://x,password=y",
+        "commands,insecure",
+        "rest:http://x,insecure=no",
+    ],
 )
 def test_what_is_no_way_to_slurm(text: str) -> None:
     with pytest.raises(UserError, match="--slurm"):
         connection.parse(text)
+
+
+@pytest.mark.parametrize(
+    "host", ["login:6820", "192.0.2.7", "localhost.example.org", "127.0.0.1.example.org"]
+)
+def test_a_token_crosses_no_network_in_clear_text_unless_somebody_says_so(host: str) -> None:
+    with pytest.raises(UserError, match="not encrypted") as error:
+        connection.parse(f"rest:http://{host}")
+    assert ",insecure" in error.value.hint
+    assert connection.parse(f"rest:http://{host},insecure").insecure
+
+
+def test_a_cluster_that_was_made_before_that_rule_sends_no_token(token: Path) -> None:
+    """Its URL stands in cluster.json."""
+    old = connection.from_json({"kind": "rest", "url": "http://192.0.2.7:6820", "token_file": str(token)})
+
+    async def scenario() -> None:
+        async with RestSlurm(old) as slurm:
+            with pytest.raises(SlurmError, match="not encrypted") as error:
+                await slurm.jobs()
+        assert (error.value.reason, error.value.transient) == ("SlurmUnauthorized", True)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o666])
+def test_a_token_file_that_is_open_to_others_is_refused(token: Path, mode: int) -> None:
+    token.chmod(mode)
+    restd = Restd()
+
+    async def scenario(slurm: RestSlurm) -> None:
+        with pytest.raises(
+            SlurmError, match=re.escape(f"{token} is open to others (mode {mode:04o})")
+        ) as error:
+            await slurm.jobs()
+        assert f"chmod 600 {token}" in error.value.hint
+        assert restd.asked == []
+        token.chmod(0o600)
+        await slurm.jobs()
+
+    restd.answers["/slurm/v0.0.42/jobs/"] = (200, {"jobs": []})
+    served(restd, scenario, token_file=token)
+    token.chmod(mode)
+    with pytest.raises(UserError, match="open to others") as refused:
+        connection.parse(f"rest:https://slurm.example.org:6820,token_file={token}")
+    assert f"chmod 600 {token}" in refused.value.hint
+
+
+def test_a_token_file_of_another_user_is_refused(token: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    me = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: me + 1)
+    with pytest.raises(UserError, match="belongs to another user"):
+        connection.parse(f"rest:https://slurm.example.org:6820,token_file={token}")
+    restd = Restd()
+
+    async def scenario(slurm: RestSlurm) -> None:
+        with pytest.raises(SlurmError, match="belongs to another user"):
+            await slurm.jobs()
+
+    served(restd, scenario, token_file=token)
+    assert restd.asked == []

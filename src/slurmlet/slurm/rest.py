@@ -233,6 +233,7 @@ class RestSlurm:
         self, method: str, path: str, *, query: Query | None = None, payload: Any = None
     ) -> tuple[int, str]:
         """(status, body). A token that is refused is renewed once."""
+        self._connection.check_transport()
         token = await self._token.current() if self._token else ""
         status, text = await self._send(method, path, query, payload, token)
         if status == 401 and self._token is not None:

@@ -1,7 +1,7 @@
 """The JSON Web Token that slurmrestd wants over TCP: read again for each request, renewed at half of its life.
 
-A token file (or a mounted Secret) belongs to whoever keeps it fresh and is never written. Where there is none, or what it
-holds is refused, `scontrol token` makes one for this process, if the site lets users do so.
+A token file is the user's own, closed to others, and never written here. Where there is none, or what it holds is refused,
+`scontrol token` makes one for this process, if the site lets users do so.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from slurmlet.base.errors import SlurmError
 from slurmlet.base.processes import CommandError, run
+from slurmlet.slurm.connection import closing_hint, problem_of_token_file
 from slurmlet.slurm.environment import command_environment
 
 _LIFE_S = 1800
@@ -30,7 +32,7 @@ class Token:
         self._turn = asyncio.Lock()
 
     async def current(self) -> str:
-        """Raises SlurmError where there is none."""
+        """Raises SlurmError where there is none, or where its file is open to others."""
         if self._own and self._clock() < self._made_s + _LIFE_S / 2:
             return self._own
         found = await asyncio.to_thread(self._read)
@@ -61,10 +63,19 @@ class Token:
         if self._file is None:
             return command_environment().get("SLURM_JWT", "")
         try:
-            # As `scontrol token` prints it, or alone.
-            return self._file.read_text().strip().removeprefix("SLURM_JWT=")
+            with self._file.open() as file:
+                # Of what was opened: the name may lead to another file by now.
+                problem = problem_of_token_file(os.fstat(file.fileno()))
+                text = file.read()
         except OSError:
             return ""
+        if problem:
+            raise SlurmError(
+                f"the token of slurmrestd is not used: {self._file} {problem}",
+                reason="SlurmUnauthorized", transient=True, hint=closing_hint(self._file),
+            )  # fmt: skip
+        # As `scontrol token` prints it, or alone.
+        return text.strip().removeprefix("SLURM_JWT=")
 
 
 def _is_stale(token: str, now_s: float) -> bool:
