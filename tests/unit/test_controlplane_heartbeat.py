@@ -71,12 +71,20 @@ def test_no_second_supervisor_while_another_host_has_one(path: Path) -> None:
     with pytest.raises(TakenError, match=r"this cluster is running on login1, not on this host \(login2\)"):
         claimed(path, "login2")
     one.beat()
+    sign = heartbeat.read(path)
+    assert sign is not None
+    assert (sign.host, sign.number) == ("login1", 1)
 
 
 def test_the_same_host_claims_at_once_because_its_lock_tells_that_the_last_one_is_dead(path: Path) -> None:
-    claimed(path, "login1")
+    dead = claimed(path, "login1")
     again = claimed(path, "login1")
     again.beat()
+    sign = heartbeat.read(path)
+    assert sign is not None
+    assert sign.number == 1, "it beats as the one that has the cluster"
+    with pytest.raises(TakenError):
+        dead.beat()
 
 
 def test_of_two_hosts_that_start_at_once_one_gets_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
