@@ -63,7 +63,15 @@ def on(node: str) -> dict[str, Any]:
 
 
 def test_what_a_node_says(kubectl: Kubectl, own: str) -> None:
-    node = kubectl.get("node", "batch")
+    kubectl.apply(pod("pulls", "true"))
+    kubectl.wait_phase("pulls", "Succeeded")
+
+    def with_image() -> dict[str, Any] | None:
+        found: dict[str, Any] = kubectl.get("node", "batch")
+        names = {name for one in found["status"].get("images", ()) for name in one["names"]}
+        return found if IMAGE in names else None
+
+    node = soon(kubectl, with_image)
     status = node["status"]
     assert status["capacity"]["cpu"] == "48"
     assert status["capacity"]["memory"] == "18000Mi"

@@ -136,7 +136,7 @@ class PartitionNodeController:
 
     def _all_written(self) -> bool:
         return all(
-            name in self._written and self._written[name][0] == partition
+            name in self._written and self._written[name][:2] == (partition, self._images)
             for name, partition in self._partitions.items()
         )
 
