@@ -20,7 +20,7 @@ from slurmlet.base.layout import ClusterFiles
 from slurmlet.controlplane import pki
 from slurmlet.controlplane.cluster_config import ClusterConfig
 from slurmlet.controlplane.component_process import next_backoff
-from slurmlet.controlplane.heartbeat import Heartbeat, give_up
+from slurmlet.controlplane.heartbeat import Heartbeat, Sign, give_up, read
 from slurmlet.controlplane.run_files import make_dirs, read_components, run_files, start_ticks
 from slurmlet.controlplane.supervisor import cap, rotate
 
@@ -64,6 +64,7 @@ class Trial:
     def start(self, *, beat_s: float = 10.0) -> None:
         program = (
             "from slurmlet.controlplane import heartbeat, supervisor\n"
+            "supervisor._LATE_S = supervisor._LAST_WRITES_S = 1.2\n"
             f"heartbeat.INTERVAL_S = {beat_s}\nsupervisor.run_as_program()\n"
         )
         argv = [sys.executable, "-P", "-c", program, str(self.files.root), str(self.binaries)]
@@ -82,6 +83,15 @@ class Trial:
 
     def gone(self, *pids: int) -> bool:
         return all(start_ticks(pid) is None for pid in pids)
+
+    def let_home_hang(self) -> Path:
+        """Whoever opens a pipe to read it waits until somebody writes."""
+        pipe = self.files.root / "hangs"
+        os.mkfifo(pipe)
+        return pipe.replace(run_files(self.files).heartbeat)
+
+    def said(self) -> str:
+        return (self.files.logs / "supervisor.log").read_text()
 
     def close(self) -> None:
         if self.process is not None:
@@ -186,6 +196,36 @@ def test_a_supervisor_whose_cluster_was_given_up_elsewhere_ends_its_components(t
     assert trial.process.wait(20) == 0
     assert trial.gone(etcd)
     assert "login2" in run_files(trial.files).heartbeat.read_text(), "what login2 wrote stays"
+
+
+def test_a_home_that_hangs_does_not_keep_the_supervisor_from_ending_all(trial: Trial) -> None:
+    trial.start(beat_s=0.1)
+    assert trial.process is not None
+    pids = [trial.pid(name) for name in ("etcd", "kube-apiserver", "hub")]
+    trial.let_home_hang()
+    time.sleep(0.5)  # long enough for a beat; a shorter one would only be easier
+    trial.process.terminate()
+    assert trial.process.wait(20) == 0
+    assert trial.gone(*pids)
+
+
+def test_a_component_that_dies_while_the_home_hangs_is_started_when_it_is_back(trial: Trial) -> None:
+    trial.start(beat_s=0.1)
+    first = trial.pid("etcd")
+    pipe = trial.let_home_hang()
+    time.sleep(0.5)
+    os.kill(first, signal.SIGKILL)
+    eventually(lambda: trial.gone(first))  # nobody but its parent can see to that
+    time.sleep(1.5)  # beyond what is late
+    pipe.open("w").close()
+    eventually(lambda: trial.state("etcd").get("pid") not in (None, first))
+    eventually(lambda: "the home answers again" in trial.said())
+    assert "the home has not answered for" in trial.said()
+    assert heartbeat_of(trial) is not None
+
+
+def heartbeat_of(trial: Trial) -> Sign | None:
+    return read(run_files(trial.files).heartbeat)
 
 
 def test_components_do_not_inherit_blocked_signals(trial: Trial) -> None:

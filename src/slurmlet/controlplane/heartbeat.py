@@ -3,7 +3,8 @@
 A lock says nothing there: flock is local to a host on many shared file systems. Nor does a pid. So the supervisor rewrites
 `run/heartbeat.json` every 10 s, and another host takes the cluster for dead only when the file is old and stays as it is.
 Whoever takes a cluster over writes its own name into the file: a supervisor that lives after all (its host was suspended,
-or cut off from the home) reads that at its next beat and ends.
+or cut off from the home) reads that at its next beat and ends. A beat may hang with the home: it is made in a thread of its
+own (home_thread.py).
 """
 
 from __future__ import annotations
@@ -98,6 +99,7 @@ class Heartbeat:
         self._token = secrets.token_hex(8)
         self._number = 0
         self._due_s = 0.0
+        self.lost = False  # another supervisor has the cluster
 
     def claim(self) -> None:
         """Become the cluster's one supervisor; raises TakenError. The caller holds the lock of this host, so a sign of
@@ -141,6 +143,7 @@ class Heartbeat:
     def _check(self) -> None:
         raw: Any = read_json(self._path)
         if isinstance(raw, dict) and raw.get("token") != self._token:
+            self.lost = True
             raise self._taken(str(raw.get("host") or raw.get("ended_by") or "another host"))
 
     def _sign(self) -> dict[str, Any]:

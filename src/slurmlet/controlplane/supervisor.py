@@ -2,7 +2,8 @@
 
 One thread, woken by signals: SIGCHLD (something died), SIGTERM (end all, in order), SIGUSR1 (end the hub and keep it
 ended; `down` cancels the Slurm jobs then, while nobody can submit new ones). It never writes cluster state besides
-`run/`, and cluster.json with the kubeconfigs when a port was taken from under a component.
+`run/`, and cluster.json with the kubeconfigs when a port was taken from under a component. What it reads and writes while
+components run goes through a second thread (home_thread.py): a home that hangs must not stop the supervision.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from slurmlet.controlplane.cluster_config import ClusterConfig, now
 from slurmlet.controlplane.component_process import Child, adopt_orphans, kill_adopted, reap_orphans
 from slurmlet.controlplane.components import HUB, Component, components
 from slurmlet.controlplane.heartbeat import Heartbeat, TakenError
+from slurmlet.controlplane.home_thread import HomeThread
 from slurmlet.controlplane.installed_code import installed_code
 from slurmlet.controlplane.run_files import ProcessIdentity, run_files, write_supervisor
 
@@ -34,6 +36,11 @@ _WAKING = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1}
 _API_POLL_S = 0.05
 _HOUSEKEEPING_S = 60.0
 _LOG_CAP_BYTES = 32 << 20
+# A sign of life that is later than this is soon taken for none by other hosts.
+_LATE_S = 10.0
+# How long the end of the supervisor waits for a home that hangs.
+_LAST_WRITES_S = 10.0
+_HOME_POLL_S = 0.5
 _PORT_TAKEN = "address already in use"
 
 
@@ -63,7 +70,9 @@ class Supervisor:
         self._files = files
         self._binaries = binaries
         self._identity, self._heartbeat = identity, heartbeat
-        self._taken = False
+        self._home = HomeThread()
+        self._home_is_late = False
+        self._lines = 0
         self._since = now()
         # Of this process, whatever is installed later.
         self._code = installed_code()
@@ -87,24 +96,30 @@ class Supervisor:
             except OSError as error:
                 _log(f"cannot rotate {child.log}: {error}")
         write_supervisor(run_files(self._files), self._identity, self._since, self._code)
-        _log(f"supervisor {self._identity.pid} of cluster {self._config.name} ({self._config.id})")
+        self._log(f"supervisor {self._identity.pid} of cluster {self._config.name} ({self._config.id})")
         try:
             self._watch()
         except TakenError as error:
-            self._taken = True
-            _log(f"{error.message}; ending")
+            self._log(f"{error.message}; ending")
         finally:
             self._stop_all()
-            if self._heartbeat.release():
-                run_files(self._files).supervisor.unlink(missing_ok=True)
-            _log("all components ended")
+            self._home.ask("release", self._release)
+            self._log("all components ended")
+            with contextlib.suppress(TakenError):
+                self._home.settle(_LAST_WRITES_S)
+
+    def _release(self) -> None:
+        if self._heartbeat.release():
+            run_files(self._files).supervisor.unlink(missing_ok=True)
 
     def _watch(self) -> None:
         housekeeping_s = time.monotonic() + _HOUSEKEEPING_S
         while True:
-            self._heartbeat.beat()
-            self._start_due()
-            woken = signal.sigtimedwait(_WAKING, self._pause_s())
+            answers = self._beat()
+            # Whatever is started needs the home: starting it would hang, and so would we.
+            if answers:
+                self._start_due()
+            woken = signal.sigtimedwait(_WAKING, self._pause_s() if answers else _HOME_POLL_S)
             # Some sites' Slurm signals every process of a job. Inside one, the workload comes first: whoever started this
             # cluster there ends it, and this process with it.
             ends = not self._config.ephemeral
@@ -115,8 +130,35 @@ class Supervisor:
             self._notice_deaths()
             if time.monotonic() > housekeeping_s:
                 housekeeping_s = time.monotonic() + _HOUSEKEEPING_S
-                for child in self._children.values():
-                    cap(child.log)
+                self._home.ask("logs", self._cap_logs)
+
+    def _beat(self) -> bool:
+        """Renew the sign of life when it is time; False while the home hangs. Raises TakenError when somebody took the
+        cluster over."""
+        if self._heartbeat.pause_s() == 0:
+            self._home.ask("heartbeat", self._heartbeat.beat)
+        answers = self._home.settle()
+        silent_s = self._home.silent_s()
+        if silent_s > _LATE_S and not self._home_is_late:
+            self._home_is_late = True
+            self._log(
+                f"the home has not answered for {silent_s:.0f} s: other hosts may take this cluster for dead, "
+                "and nothing is started until it answers"
+            )
+        elif answers and self._home_is_late:
+            self._home_is_late = False
+            self._log("the home answers again")
+        return answers
+
+    def _cap_logs(self) -> None:
+        for child in self._children.values():
+            cap(child.log)
+
+    def _log(self, text: str) -> None:
+        # The log is in the home too. Every line counts, so each has a name of its own.
+        self._lines += 1
+        line = f"{now()} {text}"
+        self._home.ask(f"log line {self._lines}", lambda: _print(line))
 
     def _start_due(self) -> None:
         started = False
@@ -139,11 +181,11 @@ class Supervisor:
             if child.component.name == HUB and child.restarts:
                 self._renew_runner()
             child.start()
-            _log(f"started {child.component.name}, pid {child.process.pid if child.process else '-'}")
+            self._log(f"started {child.component.name}, pid {child.process.pid if child.process else '-'}")
         except OSError as error:
             child.restarts += 1
             child.due_s = time.monotonic() + 5
-            _log(f"cannot start {child.component.name}: {error}")
+            self._log(f"cannot start {child.component.name}: {error}")
 
     def _renew_runner(self) -> None:
         """slurmlet may have been upgraded meanwhile: a new hub and the runners it starts must be of one kind."""
@@ -171,13 +213,13 @@ class Supervisor:
         dead = [child for child in self._children.values() if child.died()]
         for child in dead:
             name = child.component.name
-            _log(f"{name} ended ({child.last_exit}); next start in {child.backoff_s:g} s")
+            self._log(f"{name} ended ({child.last_exit}); next start in {child.backoff_s:g} s")
             if name == "kube-apiserver":
                 self._api_answers = False
             if name == HUB:
                 # An sbatch that outlives its hub could submit after the next hub has looked for the job in vain.
                 kill_adopted(self._pids())
-            if _PORT_TAKEN in child.said_since_start():
+            if _PORT_TAKEN in self._home.answer(child.said_since_start, ""):
                 self._take_other_port(name)
         if dead:
             self._record()
@@ -198,14 +240,14 @@ class Supervisor:
             affected = []
         else:
             return  # the hub and the gateway choose their own ports at each start
-        _log(f"{name}: its port was taken; choosing another")
+        self._log(f"{name}: its port was taken; choosing another")
         try:
             changed.save(self._files)
             kubeconfigs.write_all(self._files, changed)
             network_config.write_all(self._files, changed)
         except OSError as error:
             # It will find its port taken again after the back-off; the home may be well by then.
-            _log(f"cannot write the new port down: {error}")
+            self._log(f"cannot write the new port down: {error}")
             return
         self._config = changed
         for component in self._plan(changed):
@@ -216,7 +258,7 @@ class Supervisor:
             self._children[other].due_s = 0.0
 
     def _hold(self, child: Child) -> None:
-        _log(f"stopping {child.component.name} for good")
+        self._log(f"stopping {child.component.name} for good")
         child.held = True
         child.stop()
         kill_adopted(self._pids())
@@ -227,7 +269,7 @@ class Supervisor:
             child.held = True
             began_s = time.monotonic()
             child.stop()
-            _log(f"stopped {child.component.name} in {time.monotonic() - began_s:.1f} s")
+            self._log(f"stopped {child.component.name} in {time.monotonic() - began_s:.1f} s")
         kill_adopted(set())
         self._record()
 
@@ -235,16 +277,18 @@ class Supervisor:
         return {child.process.pid for child in self._children.values() if child.process is not None}
 
     def _record(self) -> None:
-        if self._taken:
-            return  # the file is another supervisor's by now
-        try:
-            write_json(
-                run_files(self._files).components,
-                {name: child.describe() for name, child in self._children.items()},
-            )
-        except OSError as error:
-            # A full disk or a purged directory must not take the cluster down.
-            _log(f"cannot write the components' state: {error}")
+        described = {name: child.describe() for name, child in self._children.items()}
+
+        def write() -> None:
+            if self._heartbeat.lost:
+                return  # the file is another supervisor's by now
+            try:
+                write_json(run_files(self._files).components, described)
+            except OSError as error:
+                # A full disk or a purged directory must not take the cluster down.
+                _log(f"cannot write the components' state: {error}")
+
+        self._home.ask("components", write)
 
 
 def rotate(log: Path) -> None:
@@ -276,9 +320,13 @@ def cap(log: Path) -> None:
 
 
 def _log(text: str) -> None:
+    _print(f"{now()} {text}")
+
+
+def _print(line: str) -> None:
     # A full disk must not take the cluster down.
     with contextlib.suppress(OSError):
-        print(f"{now()} {text}", flush=True)
+        print(line, flush=True)
 
 
 def run_as_program() -> None:
