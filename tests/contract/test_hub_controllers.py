@@ -12,6 +12,7 @@ from slurmlet.base.errors import SlurmError
 from slurmlet.base.files import write_json
 from slurmlet.base.layout import ClusterFiles
 from slurmlet.hub.agents import Agents
+from slurmlet.hub.allocations.allocation_jobs import AllocationJobs
 from slurmlet.hub.allocations.gang_controller import GangController
 from slurmlet.hub.allocations.pool_controller import PoolController
 from slurmlet.hub.hub_settings import Settings
@@ -57,17 +58,10 @@ class Rig:
         self.allocations = AllocationNodeController(
             settings, client, self.slurm, self.agents, self.watch, self.events, FACTS
         )
-        shared = (
-            client,
-            self.slurm,
-            self.watch,
-            self.agents,
-            self.allocations,
-            RunnerAuthority(settings),
-            self.events,
-        )
-        self.pool = PoolController(settings, *shared, list)
-        self.gangs = GangController(settings, *shared, self.nodes.objects)
+        jobs = AllocationJobs(settings, self.slurm, self.watch, RunnerAuthority(settings))
+        shared = (settings, client, jobs, self.watch, self.agents, self.allocations, self.events)
+        self.pool = PoolController(*shared, list)
+        self.gangs = GangController(*shared, self.nodes.objects)
         self.claims = ClaimController(settings, client, self.events)
 
     async def exists(self, path: str) -> bool:

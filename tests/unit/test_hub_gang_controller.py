@@ -13,6 +13,7 @@ import pytest
 from slurmlet.base.errors import SlurmError
 from slurmlet.hub.agents import Agents
 from slurmlet.hub.allocations import gang_controller
+from slurmlet.hub.allocations.allocation_jobs import AllocationJobs
 from slurmlet.hub.allocations.gang_controller import GangController
 from slurmlet.hub.jobs.job_watch import JobWatch
 from slurmlet.hub.runner_credentials import RunnerAuthority
@@ -80,9 +81,9 @@ class Rig:
         self.pushed = Pushed()
         self.watch = JobWatch(self.settings, self.slurm)
         self.authority = RunnerAuthority(self.settings)
+        jobs = AllocationJobs(self.settings, self.slurm, self.watch, self.authority)
         self.gangs = GangController(
-            self.settings, api.client, self.slurm, self.watch, self.agents, ReadyNodes(), self.authority,  # type: ignore[arg-type]
-            self.events, lambda: [],  # type: ignore[arg-type]
+            self.settings, api.client, jobs, self.watch, self.agents, ReadyNodes(), self.events, lambda: []  # type: ignore[arg-type]
         )  # fmt: skip
 
     def directories(self) -> list[str]:

@@ -14,6 +14,7 @@ from slurmlet.base.errors import SlurmError
 from slurmlet.base.files import write_json
 from slurmlet.hub.agents import Agents
 from slurmlet.hub.allocations import pool_controller
+from slurmlet.hub.allocations.allocation_jobs import AllocationJobs
 from slurmlet.hub.allocations.pool_controller import PoolController
 from slurmlet.hub.hub_settings import Settings
 from slurmlet.hub.jobs.job_watch import JobWatch
@@ -61,9 +62,9 @@ class Rig:
         self.settings, self.slurm, self.events, self.agents = settings, FakeSlurm(), FakeEvents(), Agents()
         self.clock = TurnedClock()
         self.watch = JobWatch(settings, self.slurm)
+        jobs = AllocationJobs(settings, self.slurm, self.watch, RunnerAuthority(settings))
         self.pool = PoolController(
-            settings, None, self.slurm, self.watch, self.agents, NoNodes(), RunnerAuthority(settings),  # type: ignore[arg-type]
-            self.events, list, self.clock,  # type: ignore[arg-type]
+            settings, None, jobs, self.watch, self.agents, NoNodes(), self.events, list, self.clock  # type: ignore[arg-type]
         )  # fmt: skip
 
     async def turn(self, seconds: float = 2.0) -> None:

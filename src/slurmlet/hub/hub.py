@@ -22,6 +22,7 @@ from slurmlet.base.layout import store_dir
 from slurmlet.hub import bootstrap_objects
 from slurmlet.hub import hub_settings as settings_module
 from slurmlet.hub.agents import Agents
+from slurmlet.hub.allocations.allocation_jobs import AllocationJobs
 from slurmlet.hub.allocations.gang_controller import GangController
 from slurmlet.hub.allocations.offered_objects import offer
 from slurmlet.hub.allocations.pool_controller import PoolController
@@ -162,6 +163,7 @@ class _Hub:
         self._allocations = AllocationNodeController(
             settings, prompt, slurm, self._agents, self._watch, self._events, facts, store.list
         )
+        counts.follow(*self._nodes.controllers, *self._allocations.controllers)
         # Network
         self._services = Services(settings, client)
         self._network = _network(settings, client, self._events, self._services)
@@ -249,6 +251,8 @@ class _Hub:
         links = LinkServer(
             settings, pods.link_came, pods.link_said, pods.link_ended, self._agents, pods.link_refused
         )
+        claims = ClaimController(settings, client, self._events)
+        self._counts.follow(*claims.controllers)
         tasks = {
             "events": self._events.run(),
             "queued status": self._queued.run(),
@@ -260,7 +264,7 @@ class _Hub:
             "services": self._services.run(),
             "pods": reflector.run(),
             "sweep": pods.sweep(),
-            "volumes": ClaimController(settings, client, self._events).run(),
+            "volumes": claims.run(),
             "refresh": VolumeRefresh(client, self._events, pods.states).run(),
             "offers": offer(client, with_gangs=not settings.ephemeral),
             "runners": serve_runners(
@@ -280,9 +284,11 @@ class _Hub:
     def _job_tasks(self) -> dict[str, Coroutine[Any, Any, None]]:
         """What a cluster that submits jobs of its own looks after: not one that lives inside a single job."""
         settings, slurm, pods = self._settings, self._slurm, self._pods
-        shared = (self._prompt, slurm, self._watch, self._agents, self._allocations, self._authority)
-        pool = PoolController(settings, *shared, self._events, self._pods.states)
-        gangs = GangController(settings, *shared, self._events, self._nodes.objects)
+        jobs = AllocationJobs(settings, slurm, self._watch, self._authority)
+        shared = (settings, self._prompt, jobs, self._watch, self._agents, self._allocations, self._events)
+        pool = PoolController(*shared, self._pods.states)
+        gangs = GangController(*shared, self._nodes.objects)
+        self._counts.follow(*pool.controllers, *gangs.controllers)
         launches = LaunchKeeper(settings, slurm, self._watch, self._launcher, pods.has_link, pods.disown)
         return {"pool": pool.run(), "gangs": gangs.run(), "launches": launches.run()}
 

@@ -1,4 +1,5 @@
-"""What the hub counts of its own work, for `/metrics`: submissions and how long they took, requests to the API server."""
+"""What the hub counts of its own work, for `/metrics`: submissions and how long they took, requests to the API server, what
+its controllers do."""
 
 from __future__ import annotations
 
@@ -7,7 +8,9 @@ import time
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Sequence
+from typing import Any
 
+from slurmlet.kube.controller import Controller
 from slurmlet.model.ids import JobId
 from slurmlet.model.slurm_values import Capabilities, EndedJob, Grant, Job, JobSpec, Partition, SlurmNode
 from slurmlet.model.stats_summary import SLURM_REQUESTS, Family
@@ -50,6 +53,11 @@ class Counts:
         self._requests: Counter[tuple[str, int]] = Counter()
         self._slurm: Counter[str] = Counter()
         self._slurm_lately: deque[float] = deque()
+        self._controllers: list[Controller[Any]] = []
+
+    def follow(self, *controllers: Controller[Any]) -> None:
+        """Tell of these controllers too."""
+        self._controllers += controllers
 
     def api_answered(self, method: str, status: int) -> None:
         self._requests[method, status] += 1
@@ -80,7 +88,26 @@ class Counts:
             slurm.add(count, {"request": request})
         lately = Family(SLURM_REQUESTS, "gauge", "Requests to slurmctld in the last 60 seconds")
         lately.add(self.slurm_requests_last_minute)
-        return [requests, took, failures, slurm, lately]
+        return [requests, took, failures, slurm, lately, *self._of_controllers()]
+
+    def _of_controllers(self) -> list[Family]:
+        done = Family("slurmlet_controller_reconciles_total", "counter", "Reconciles, by controller")
+        failed = Family(
+            "slurmlet_controller_reconcile_errors_total", "counter", "Reconciles that failed, by controller"
+        )
+        failing = Family(
+            "slurmlet_controller_failing_keys", "gauge", "Keys whose last reconcile failed, by controller"
+        )
+        depth = Family(
+            "slurmlet_controller_queue_depth", "gauge", "Keys that wait for a worker, by controller"
+        )
+        for one in sorted(self._controllers, key=lambda one: one.name):
+            label = {"controller": one.name}
+            done.add(one.tally.reconciled, label)
+            failed.add(one.tally.failed, label)
+            failing.add(len(one.tally.failing), label)
+            depth.add(len(one.queue), label)
+        return [done, failed, failing, depth]
 
 
 class CountedSlurm:

@@ -17,22 +17,20 @@ from typing import Any
 
 from slurmlet.base.errors import RefusedPod, SlurmletError
 from slurmlet.hub.agents import Agent, Agents
+from slurmlet.hub.allocations.allocation_jobs import AllocationJobs, end
 from slurmlet.hub.hub_settings import Settings
 from slurmlet.hub.jobs.job_watch import JobWatch
 from slurmlet.hub.nodes.allocation_node_controller import AllocationNodeController
-from slurmlet.hub.runner_credentials import NODE_NAME_PREFIX, RunnerAuthority
 from slurmlet.hub.runner_links import LinkLost
 from slurmlet.kube.client import ApiClient, ApiError
 from slurmlet.kube.controller import Again, Controller, Informer, key_of, told
 from slurmlet.kube.events import EventRecorder
 from slurmlet.kube.work_queue import Backoff
-from slurmlet.model import gangs, pool
+from slurmlet.model import gangs
 from slurmlet.model.ids import JobId
 from slurmlet.model.job_states import Stage, stage_of
-from slurmlet.model.pod_job import job_name
 from slurmlet.model.pool_jobs import PoolJob
 from slurmlet.model.slurm_values import JobSpec
-from slurmlet.slurm.interface import Slurm
 
 log = logging.getLogger(__name__)
 _TURN_S = 1.0
@@ -67,19 +65,16 @@ class GangController:
         self,
         settings: Settings,
         client: ApiClient,
-        slurm: Slurm,
+        jobs: AllocationJobs,
         watch: JobWatch,
         agents: Agents,
         nodes: AllocationNodeController,
-        authority: RunnerAuthority,
         events: EventRecorder,
         partition_nodes: Callable[[], list[Obj]],
     ) -> None:
-        self._settings, self._client, self._slurm, self._events = settings, client, slurm, events
-        self._watch = watch
-        self._agents, self._nodes, self._authority = agents, nodes, authority
-        self._partition_nodes = partition_nodes
-        self._marks: dict[str, int] = {}  # by gang: of the last change that we asked Slurm for
+        self._settings, self._client, self._jobs, self._watch = settings, client, jobs, watch
+        self._agents, self._nodes = agents, nodes
+        self._events, self._partition_nodes = events, partition_nodes
         self._asking: dict[
             str, int | None
         ] = {}  # allocations that no list can show yet, and from which look on it would
@@ -93,6 +88,10 @@ class GangController:
         self._members: dict[str, set[str]] = {}  # pods by gang
         self._pods.on_change(self._pod_changed)
         watch.subscribe(self._looked)
+
+    @property
+    def controllers(self) -> tuple[Controller[str], ...]:
+        return self._gangs, self._tidying
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -113,13 +112,12 @@ class GangController:
         self._tidying.add(_DIRECTORIES)
 
     async def reconcile(self, key: str) -> Again:
-        # A job that was just asked for is not in an older list: whoever looks there asks for another.
-        if not self._watch.looked_since(self._marks.get(key, 0)):
+        if not self._jobs.are_known(_owner(key)):
             return _TURN_S
         job, pods = self._watch.gang_jobs().get(key), self._pods_of(key)
         if job is None and not any(gangs.is_held(pod) for pod in pods):
-            for known in (self._seen, self._marks):
-                known.pop(key, None)
+            self._seen.pop(key, None)
+            self._jobs.forget(_owner(key))
             return None
         await self._keep(key, job, pods)
         return _TURN_S
@@ -220,36 +218,21 @@ class GangController:
 
     async def _submit(self, key: str, pods: Sequence[Obj]) -> JobId:
         name, files = f"gang-{key}-{secrets.token_hex(3)}", self._settings.files
-        first, namespace = files.node(f"{name}-0"), pods[0]["metadata"]["namespace"]
-        label = f"{gangs.name_of(pods[0])}.{namespace}.{self._settings.cluster}"
+        label = f"{gangs.name_of(pods[0])}.{pods[0]['metadata']['namespace']}.{self._settings.cluster}"
         spec = JobSpec(
-            name=job_name(label, self._settings.cluster_id, name),
+            name=name,
             script=gangs.script(str(files.runner), str(files.nodes / name)),
-            comment=pool.comment(self._settings.cluster_id, name),
             partition=gangs.partition_for(pods[0], self._partition_nodes()),
-            directory=str(first.root),
-            output=str(first.job_log),
         )
-        spec = gangs.sized(spec, pods)
+        # As many as there could be hosts: which of them Slurm will use is not known yet.
+        nodes = [f"{name}-{number}" for number in range(len(pods))]
         self._asking[name] = None
         try:
-            await asyncio.to_thread(self._equip, name, len(pods))
-            return await self._slurm.submit(spec)
+            await self._jobs.equip(*nodes)
+            return await self._jobs.submit(_owner(key), label, name, nodes[0], gangs.sized(spec, pods))
         finally:
             # If there is no job after all, tidying takes the directories away.
-            self._asked(key)
             self._asking[name] = self._watch.mark
-
-    def _asked(self, key: str) -> None:
-        """Slurm was asked for a change: what it says from now on counts."""
-        self._marks[key] = self._watch.mark
-        self._watch.expect(f"gang {key}", f"change after look {self._watch.mark}")
-
-    def _equip(self, name: str, most: int) -> None:
-        """As many as there could be hosts: which of them Slurm will use is not known yet."""
-        for number in range(most):
-            node = f"{name}-{number}"
-            self._authority.equip(self._settings.files.node(node), node, NODE_NAME_PREFIX)
 
     # While there is one
 
@@ -293,13 +276,9 @@ class GangController:
         if job.job_id not in self._ending and len(members) == job.hosts and all(one.alive for one in members):
             self._ending[job.job_id] = now_s + _ENDING_S
             for agent in members:
-                if agent.link is not None:
-                    await agent.link.tell({"type": "end", "grace_s": 0})
+                await end(agent)
         else:
-            try:
-                await self._slurm.cancel([job.job_id])
-            finally:
-                self._asked(key)
+            await self._jobs.cancel(_owner(key), job.job_id)
 
     async def _tidy(self, _key: str) -> Again:
         """Directories of allocations that are over, and of hosts they never had. Those of nodes go with their Node."""
@@ -313,6 +292,10 @@ class GangController:
             if gangs.allocation_of(path.name) not in allocations and path.name not in known:
                 await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
         return None
+
+
+def _owner(key: str) -> str:
+    return f"gang {key}"
 
 
 def _uids(pods: Sequence[Obj]) -> frozenset[str]:

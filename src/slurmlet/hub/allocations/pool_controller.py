@@ -21,13 +21,13 @@ from slurmlet.base.clock import Clock
 from slurmlet.base.errors import SlurmError, SlurmletError
 from slurmlet.base.files import read_json
 from slurmlet.hub.agents import Agents
+from slurmlet.hub.allocations.allocation_jobs import AllocationJobs, end
 from slurmlet.hub.allocations.growth import Growth
 from slurmlet.hub.hub_settings import Settings
 from slurmlet.hub.jobs.job_watch import JobWatch
 from slurmlet.hub.nodes.allocation_node_controller import AllocationNodeController
 from slurmlet.hub.nodes.node_objects import NODES
 from slurmlet.hub.pods.pod_state import PodState
-from slurmlet.hub.runner_credentials import NODE_NAME_PREFIX, RunnerAuthority
 from slurmlet.hub.runner_links import LinkLost
 from slurmlet.kube.client import ApiClient, ApiError
 from slurmlet.kube.controller import Again, Controller, told
@@ -37,11 +37,9 @@ from slurmlet.model import pool
 from slurmlet.model.gangs import GANG
 from slurmlet.model.ids import JobId
 from slurmlet.model.job_states import Stage, stage_of
-from slurmlet.model.pod_job import job_name
 from slurmlet.model.pool import Member, PoolSpec
 from slurmlet.model.pool_jobs import PoolJob
 from slurmlet.model.slurm_values import JobSpec
-from slurmlet.slurm.interface import Slurm
 
 log = logging.getLogger(__name__)
 _TURN_S = 2.0
@@ -58,25 +56,27 @@ class PoolController:
         self,
         settings: Settings,
         client: ApiClient,
-        slurm: Slurm,
+        jobs: AllocationJobs,
         watch: JobWatch,
         agents: Agents,
         nodes: AllocationNodeController,
-        authority: RunnerAuthority,
         events: EventRecorder,
         pods: Callable[[], Iterable[PodState]],
         clock: Clock | None = None,
     ) -> None:
-        self._settings, self._client, self._slurm, self._watch = settings, client, slurm, watch
-        self._agents, self._nodes, self._authority = agents, nodes, authority
+        self._settings, self._client, self._jobs, self._watch = settings, client, jobs, watch
+        self._agents, self._nodes = agents, nodes
         self._events, self._pods = events, pods
-        self._mark = 0  # of the last change that we asked Slurm for
         self._busy_s: dict[str, float] = {}  # when each member last had a pod
         self._active = False
         self._tidied: set[str] | None = None  # who was there when directories were last looked through
         self._spec = PoolSpec()
         self._growth = Growth(clock or Clock())
         self._controller = Controller(_POOL, self.reconcile, backoff=_TROUBLE, on_failure=self._failed)
+
+    @property
+    def controllers(self) -> tuple[Controller[str], ...]:
+        return (self._controller,)
 
     async def run(self) -> None:
         self._controller.add(_POOL)
@@ -97,8 +97,7 @@ class PoolController:
         self._events.object_event("slurmlet.io/v1", "Pool", about, "Warning", reason, message)
 
     async def _turn(self, spec: PoolSpec) -> bool:
-        # A job that was just asked for is not in an older list: whoever counts without it asks for one more.
-        if not self._watch.looked_since(self._mark):
+        if not self._jobs.are_known(_POOL):
             return True
         if spec != self._spec:
             # What was refused as it was asked for before says nothing about this.
@@ -205,27 +204,22 @@ class PoolController:
         files = self._settings.files.node(name)
         self._tidied = None
         # An OSError here is about the home, not about Slurm: the turn has failed, and its back-off counts.
-        await asyncio.to_thread(self._authority.equip, files, name, NODE_NAME_PREFIX)
+        await self._jobs.equip(name)
         argv = shlex.join(["python3", "-IS", str(self._settings.files.runner), "agent", str(files.root)])
         job = JobSpec(
-            name=job_name(self._settings.cluster, self._settings.cluster_id, name),
+            name=name,
             script=f"#!/bin/sh\nunset SLURM_JWT\nexec {argv}\n",
-            comment=pool.comment(self._settings.cluster_id, name),
-            directory=str(files.root),
-            output=str(files.job_log),
             nodes=1,
             # A member is one host.
             options=tuple(one for one in spec.options if one[0] != "nodes"),
         )
         try:
-            job_id = await self._slurm.submit(job)
+            job_id = await self._jobs.submit(_POOL, self._settings.cluster, name, name, job)
         except SlurmletError as error:
             # Where nobody answered there may be a job; if not, the next look takes the directory away.
             if not error.transient:
                 await asyncio.to_thread(shutil.rmtree, files.root, ignore_errors=True)
             raise
-        finally:
-            self._asked()
         log.info("pool: asked for node %s, Slurm job %s", name, job_id)
         return Member(name, job_id, queued=True)
 
@@ -234,7 +228,7 @@ class PoolController:
         self._growth.leaves(name)
         if self._agents.get(name) is None:
             # Its job is in the queue, or has just begun: nothing can be on it.
-            await self._cancel(job_id)
+            await self._jobs.cancel(_POOL, job_id)
             return
         change = {
             "metadata": {"annotations": {pool.RETIRING_ANNOTATION: why}},
@@ -265,20 +259,9 @@ class PoolController:
         if agent is not None and agent.link is not None:
             # One that hung up in this moment is told, or cancelled, in the next turn.
             with contextlib.suppress(LinkLost):
-                await agent.link.tell({"type": "end", "grace_s": 0})
+                await end(agent)
         else:
-            await self._cancel(job_id)
-
-    async def _cancel(self, job_id: JobId) -> None:
-        try:
-            await self._slurm.cancel([job_id])
-        finally:
-            self._asked()
-
-    def _asked(self) -> None:
-        """Slurm was asked for a change: what it says from now on counts."""
-        self._mark = self._watch.mark
-        self._watch.expect("pool", f"change after look {self._mark}")
+            await self._jobs.cancel(_POOL, job_id)
 
 
 def _is_daemon(state: PodState) -> bool:

@@ -70,6 +70,10 @@ class AllocationNodeController:
         )
         agents.subscribe_nodes(lambda agent: self._controller.add(agent.name))
 
+    @property
+    def controllers(self) -> tuple[Controller[str], ...]:
+        return (self._controller,)
+
     def objects(self) -> list[Obj]:
         return list(self._objects.values())
 

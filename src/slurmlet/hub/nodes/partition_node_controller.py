@@ -85,6 +85,10 @@ class PartitionNodeController:
             "partitions", self._reconcile_partitions, backoff=_backoff(settings), on_failure=self._look_failed
         )
 
+    @property
+    def controllers(self) -> tuple[Controller[str], ...]:
+        return self._node, self._listing
+
     def partition_of(self, node: str) -> Partition | None:
         return self._partitions.get(node)
 

@@ -17,6 +17,7 @@ from slurmlet.base.errors import SlurmletError
 from slurmlet.base.files import read_json
 from slurmlet.hub.hub_settings import Settings
 from slurmlet.hub.jobs.job_watch import JobWatch
+from slurmlet.hub.pods.job_file import read_job_file
 from slurmlet.model import job_states, launch_mode
 from slurmlet.model.ids import JobId, PodUid
 from slurmlet.model.job_states import Stage
@@ -186,7 +187,7 @@ class LaunchKeeper:
         return job_states.fate_of(job).stage is Stage.RUNNING and not self._is_linked(uid)
 
     def _started_at_once(self, uids: Sequence[PodUid]) -> set[PodUid]:
-        notes = ((uid, read_json(self._settings.files.pod(uid).job) or {}) for uid in uids)
+        notes = ((uid, read_job_file(self._settings.files.pod(uid))) for uid in uids)
         return {uid for uid, note in notes if note.get("lane") == LANE}
 
     async def _finish(self, uid: PodUid, job_id: JobId) -> None:

@@ -15,17 +15,18 @@ from typing import Any, NamedTuple
 
 from slurmlet.base.clock import rfc3339
 from slurmlet.base.errors import RefusedPod, SlurmError
-from slurmlet.base.files import read_json, write_json
 from slurmlet.base.layout import PodFiles
 from slurmlet.hub.hub_settings import Settings
 from slurmlet.hub.jobs.job_watch import JobWatch
 from slurmlet.hub.jobs.submission_gate import SlurmLimited, SubmissionGate
 from slurmlet.hub.pods.immediate_launch import LANE, Launcher
+from slurmlet.hub.pods.job_file import read_job_file, write_job_file
 from slurmlet.hub.runner_credentials import RunnerAuthority
 from slurmlet.model.ids import JobId, PodUid
 from slurmlet.model.launch_mode import IMMEDIATE
 from slurmlet.model.pod_job import JobPlace, JobRequest, job_request
 from slurmlet.model.submit_limits import breaks_it_alone
+from slurmlet.protocol.cluster_files import JobFile
 from slurmlet.slurm.immediate import LaunchFailed, NotNow
 from slurmlet.slurm.interface import Slurm
 
@@ -76,7 +77,7 @@ class Submitter:
 
     async def known_job(self, uid: PodUid) -> JobId | None:
         """The pod's job as far as Slurm's newest list or our own note tells."""
-        note = await asyncio.to_thread(read_json, self._settings.files.pod(uid).job) or {}
+        note = await asyncio.to_thread(read_job_file, self._settings.files.pod(uid))
         job = self._watch.job(uid)
         if job is not None and job.job_id not in note.get("not", ()):
             return job.job_id
@@ -88,9 +89,9 @@ class Submitter:
 
     def _note_not_its(self, files: PodFiles, job_id: JobId) -> None:
         if files.root.is_dir():
-            note = read_json(files.job) or {}
+            note = read_job_file(files)
             others = [*note.get("not", ()), job_id]
-            write_json(files.job, {"intent_at": rfc3339(), **_kept(note), "not": others})
+            write_job_file(files, {"intent_at": rfc3339(), **_kept(note), "not": others})
 
     async def submit(self, uid: PodUid, request: JobRequest, looks_free: bool = False) -> Submitted:
         """Submit unless it is done already. Raises SlurmError (transient: try again) or RefusedPod."""
@@ -163,20 +164,20 @@ class Submitter:
         self._intend(files, at_once)
 
     def _intend(self, files: PodFiles, at_once: bool) -> None:
-        note = read_json(files.job) or {}
-        write_json(files.job, {"intent_at": rfc3339(), **_lane(at_once), **_kept(note)})
+        note = read_job_file(files)
+        write_job_file(files, {"intent_at": rfc3339(), **_lane(at_once), **_kept(note)})
 
     def _note(self, files: PodFiles, job_id: JobId) -> None:
-        note = read_json(files.job) or {}
+        note = read_job_file(files)
         lane = _lane(note.get("lane") == LANE)
-        write_json(files.job, {"job_id": job_id, "submitted_at": rfc3339(), **lane, **_kept(note)})
+        write_job_file(files, {"job_id": job_id, "submitted_at": rfc3339(), **lane, **_kept(note)})
 
 
-def _lane(at_once: bool) -> dict[str, str]:
+def _lane(at_once: bool) -> JobFile:
     return {"lane": LANE} if at_once else {}
 
 
-def _kept(note: Mapping[str, Any]) -> dict[str, Any]:
+def _kept(note: JobFile) -> JobFile:
     """What every later note keeps of an earlier one: jobs in which the pod could not begin."""
     return {"not": note["not"]} if note.get("not") else {}
 

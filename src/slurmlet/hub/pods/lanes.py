@@ -10,11 +10,11 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple, Protocol
 
 from slurmlet.base.clock import rfc3339
-from slurmlet.base.files import read_json, write_json
 from slurmlet.hub.agents import Agent, Agents
 from slurmlet.hub.hub_settings import Settings
 from slurmlet.hub.jobs.job_watch import JobWatch
 from slurmlet.hub.nodes.partition_node_controller import PartitionNodeController
+from slurmlet.hub.pods.job_file import read_job_file, write_job_file
 from slurmlet.hub.pods.job_submission import Submitted, Submitter
 from slurmlet.hub.pods.pod_state import PodState
 from slurmlet.hub.runner_credentials import RunnerAuthority
@@ -164,10 +164,10 @@ class AgentLane:
         files = self._settings.files.pod(uid)
         self._authority.equip(files, uid)
         # Not "job_id": that would make it a job of the pod's own, to be cancelled with it.
-        write_json(files.job, {"allocation": agent.job_id, "node": agent.name, "started_at": rfc3339()})
+        write_job_file(files, {"allocation": agent.job_id, "node": agent.name, "started_at": rfc3339()})
 
     async def known(self, uid: PodUid) -> JobId | None:
-        note = await asyncio.to_thread(read_json, self._settings.files.pod(uid).job) or {}
+        note = await asyncio.to_thread(read_job_file, self._settings.files.pod(uid))
         return JobId(note["allocation"]) if note.get("allocation") else None
 
     def settled(self, state: PodState) -> bool:  # noqa: ARG002

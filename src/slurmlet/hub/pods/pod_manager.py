@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from slurmlet.base.errors import SlurmletError
-from slurmlet.base.files import read_json
 from slurmlet.base.layout import ClusterFiles
 from slurmlet.hub.agents import Agents
 from slurmlet.hub.jobs.job_watch import JobWatch
 from slurmlet.hub.network.pod_network import Network
+from slurmlet.hub.pods.job_file import read_job_file
 from slurmlet.hub.pods.job_submission import Submitter
 from slurmlet.hub.pods.pod_state import PodState
 from slurmlet.hub.pods.pod_worker import PodWorker
@@ -190,7 +190,7 @@ class Pods:
 
     def _may_run_on_agent(self, uid: PodUid) -> bool:
         """Its runner needs the directory to dial in, and to be told that the pod is gone."""
-        note = read_json(self._files.pod(uid).job) or {}
+        note = read_job_file(self._files.pod(uid))
         agent = self._agents.get(str(note.get("node") or ""))
         return agent is not None and agent.fate is None and (not agent.alive or uid in agent.running)
 

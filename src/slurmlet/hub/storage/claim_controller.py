@@ -57,6 +57,10 @@ class ClaimController:
         # A claim waits for its volume to be there, to grow or to go.
         self._volumes.feed(self._claim, _claim_of)
 
+    @property
+    def controllers(self) -> tuple[Controller[str], ...]:
+        return self._claim, self._volume
+
     async def run(self) -> None:
         await self._make_classes()
         async with asyncio.TaskGroup() as tasks:
