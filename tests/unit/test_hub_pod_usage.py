@@ -15,9 +15,11 @@ from slurmlet.hub.kubelet import pod_usage as module
 from slurmlet.hub.kubelet.kubelet_stats import node_asked
 from slurmlet.hub.kubelet.pod_usage import Usage
 from slurmlet.hub.runner_links import LinkLost, RunnerLink
+from slurmlet.kube.controller import Controller
 from slurmlet.model.ids import PodUid
 from slurmlet.model.stats_summary import exposition
 from slurmlet.model.usage_samples import pod_cores
+from tests.unit.loopback import until
 
 
 def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -246,3 +248,30 @@ def test_requests_are_counted_by_their_answer() -> None:
     text = exposition(counts.families())
     assert 'slurmlet_api_requests_total{method="PATCH",code="200"} 2' in text
     assert 'slurmlet_api_requests_total{method="PATCH",code="409"} 1' in text
+
+
+def test_what_controllers_do_is_counted_by_their_names() -> None:
+    async def reconcile(key: str) -> None:
+        if key == "bad":
+            raise OSError("no space")
+
+    async def scenario() -> str:
+        counts = Counts()
+        controller, idle = Controller("claim", reconcile), Controller("pool", reconcile)
+        counts.follow(controller, idle)
+        for key in ("good", "bad"):
+            controller.add(key)
+        task = asyncio.create_task(controller.run())
+        await until(lambda: controller.tally.failed)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        idle.add("waits")
+        return exposition(counts.families())
+
+    text = asyncio.run(scenario())
+    assert 'slurmlet_controller_reconciles_total{controller="claim"} 2' in text
+    assert 'slurmlet_controller_reconcile_errors_total{controller="claim"} 1' in text
+    assert 'slurmlet_controller_failing_keys{controller="claim"} 1' in text
+    assert 'slurmlet_controller_queue_depth{controller="claim"} 0' in text
+    assert 'slurmlet_controller_queue_depth{controller="pool"} 1' in text
+    assert 'slurmlet_controller_failing_keys{controller="pool"} 0' in text
