@@ -73,15 +73,15 @@ class Program:
         self.done = False
         self._loop = pod.world.loop
         self._said = b""
-        births, births_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        notify_socket, notify_socket_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._out, out_end = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
-            _in_child(births_end, out_end, function, enter)
-        births_end.close()
+            _in_child(notify_socket_end, out_end, function, enter)
+        notify_socket_end.close()
         os.close(out_end)
-        _, (self.notify_fd,), _, _ = socket.recv_fds(births, 1, 1)
-        births.close()
+        _, (self.notify_fd,), _, _ = socket.recv_fds(notify_socket, 1, 1)
+        notify_socket.close()
         pod.supervisor.add_listener(os.dup(self.notify_fd), lambda: None)
         self._loop.reading(self._out, self._readable)
 
@@ -103,10 +103,12 @@ class Program:
             os.kill(self.pid, signal.SIGKILL)
 
 
-def _in_child(births: socket.socket, out: int, function: Callable[[], Any], enter: Callable[[], int]) -> None:
+def _in_child(
+    notify_socket: socket.socket, out: int, function: Callable[[], Any], enter: Callable[[], int]
+) -> None:
     try:
         signal.set_wakeup_fd(-1)
-        socket.send_fds(births, [b"l"], [enter()])
+        socket.send_fds(notify_socket, [b"l"], [enter()])
         try:
             answer = [function(), ""]
         except BaseException:

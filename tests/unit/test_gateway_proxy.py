@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from slurmlet.gateway import http_connect, proxy_server
-from slurmlet.gateway.destinations import Reach, Refusal, Wish, candidates, literal
+from slurmlet.gateway.destinations import Destination, Reach, Refusal, candidates, literal
 from slurmlet.gateway.http_connect import ConnectServer, parse
 from slurmlet.gateway.proxy_requests import Reader, Unusable
 from slurmlet.gateway.proxy_server import Options, ProxyServer
@@ -150,19 +150,19 @@ class TestConnect:
         ],
     )
     def test_what_is_no_connect_is_refused(self, head: bytes, status: int) -> None:
-        wish = parse(head)
-        assert isinstance(wish, Refusal)
-        assert wish.status == status
+        destination = parse(head)
+        assert isinstance(destination, Refusal)
+        assert destination.status == status
 
     def test_names_are_tried_as_a_pod_would(self) -> None:
         search = ("ns.svc.cluster.local", "svc.cluster.local")
-        assert candidates(Wish("web", 1, search)) == [
+        assert candidates(Destination("web", 1, search)) == [
             "web.ns.svc.cluster.local",
             "web.svc.cluster.local",
             "web",
         ]
-        assert candidates(Wish("a.b.svc.cluster.local", 1, search)) == ["a.b.svc.cluster.local"]
-        assert candidates(Wish("example.com.", 1, search)) == ["example.com"]
+        assert candidates(Destination("a.b.svc.cluster.local", 1, search)) == ["a.b.svc.cluster.local"]
+        assert candidates(Destination("example.com.", 1, search)) == ["example.com"]
         assert literal("10.1") is None
         assert literal("10.0.0.1") == 0x0A000001
 

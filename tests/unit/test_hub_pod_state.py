@@ -93,7 +93,7 @@ class TestStillborn:
     NO_ROOM: ClassVar = {"reason": "CreateContainerError", "message": "no room"}
 
     @pytest.mark.parametrize(
-        ("report", "stillborn"),
+        ("report", "never_started"),
         [
             (pod_report({"c": {"state": "waiting"}}, phase="Done", problem=NO_ROOM), True),
             (pod_report(phase="Done", problem={"reason": "NodeNotUsable", "message": ""}), True),
@@ -105,13 +105,13 @@ class TestStillborn:
         ],
         ids=["not created", "node not usable", "it ran", "not over", "deleted", "signalled"],
     )
-    def test_by_what_the_runner_told(self, report: PodReport, stillborn: bool) -> None:
+    def test_by_what_the_runner_told(self, report: PodReport, never_started: bool) -> None:
         state = PodState(POD)
         state.report = report
-        assert state.stillborn is stillborn
+        assert state.never_started is never_started
 
     def test_by_a_job_that_ended_without_a_word(self) -> None:
         state = PodState(POD)
-        assert not state.stillborn
+        assert not state.never_started
         state.fate = Fate(Stage.ENDED)
-        assert state.stillborn
+        assert state.never_started

@@ -18,7 +18,7 @@ from slurmlet.podnet.overlay_socket import Announcement
 from slurmlet.podnet.pod_dial import Dialler
 from slurmlet.podnet.slow import encrypted_links
 from slurmlet.podnet.slow.encrypted_links import Links
-from slurmlet.podnet.slow.tcp_listeners import Doors
+from slurmlet.podnet.slow.tcp_listeners import TcpListeners
 from slurmlet.podnet.tables import Peer
 from tests.unit.network_making import datagram
 from tests.unit.overlaying import Place, making_loop, place, turn
@@ -166,7 +166,7 @@ def test_an_idle_link_goes(
 
 
 def test_another_cluster_does_not_get_a_link(loop: Loop, netds: tuple[Netd, Netd], tmp_path: Path) -> None:
-    """It may have found the door; here it even has the key of the overlay."""
+    """It may have found the listener; here it even has the key of the overlay."""
     _, there = netds
     sealer = TrackedSealer(loop, make_tls(tmp_path))
     stranger = Netd(place(loop, A, HOST_A), sealer)
@@ -206,14 +206,14 @@ def accept_at_a_door(there: Netd) -> list[tuple[socket.socket, Announcement]]:
         there.sealer.opened(plain)
         came.append((plain, what))
 
-    doors = Doors(
+    listeners = TcpListeners(
         *(where.loop, where.setup, where.tables, where.overlay),
         welcome,
         lambda _listeners: None,
         there.links.counts,
         there.sealer,
     )
-    where.overlay.on_ask = lambda _ip, port: doors.open(port) if port == 80 else None
+    where.overlay.on_ask = lambda _ip, port: listeners.open(port) if port == 80 else None
     return came
 
 

@@ -48,9 +48,9 @@ class Slow:
     def close(self) -> None:
         for end in list(self.tcp._ends.values()):
             end._events.over(False)
-        for port in list(self.tcp._doors._doors):
-            self.tcp._doors.close(port)
-        for held in self.tcp._doors._held.values():
+        for port in list(self.tcp._listeners._listeners):
+            self.tcp._listeners.close(port)
+        for held in self.tcp._listeners._held.values():
             held.made.close()
 
     def _listen(self, listeners: dict[int, int]) -> None:

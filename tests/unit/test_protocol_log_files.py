@@ -15,7 +15,7 @@ from slurmlet.protocol.log_files import (
     LogWriter,
     NoLog,
     canonical_time,
-    last_words,
+    log_tail,
     read_logs,
     runs,
     stamp,
@@ -153,10 +153,10 @@ def test_logs_are_private(tmp_path: Path) -> None:
 
 def test_last_words_are_bounded(tmp_path: Path) -> None:
     write(tmp_path, b"".join(b"line %d\n" % number for number in range(200)))
-    assert last_words(str(tmp_path / "0.log")).splitlines()[0] == "line 120"
+    assert log_tail(str(tmp_path / "0.log")).splitlines()[0] == "line 120"
     write(tmp_path, b"z" * 10000, run=1)
-    assert last_words(str(tmp_path / "1.log")) == "z" * 2048
-    assert last_words(str(tmp_path / "9.log")) == ""
+    assert log_tail(str(tmp_path / "1.log")) == "z" * 2048
+    assert log_tail(str(tmp_path / "9.log")) == ""
 
 
 def test_times_are_spelled_one_way() -> None:

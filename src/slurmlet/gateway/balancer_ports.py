@@ -12,7 +12,7 @@ from typing import Any
 
 from slurmlet.gateway.gateway_settings import Settings
 from slurmlet.podnet import addresses
-from slurmlet.podnet.ports.host_ports import NAMES, Behind, Door, Wanted
+from slurmlet.podnet.ports.host_ports import NAMES, Behind, HostListener, Wanted
 from slurmlet.podnet.tables import HOST, POD, REFUSED, Route, Tables, Target
 from slurmlet.protocol.network_tables import NetworkUpdate
 from slurmlet.protocol.network_tables import Target as TargetEntry
@@ -76,16 +76,18 @@ class Balancers:
         else:
             table[key] = Target(raw, self._settings.setup.node)
 
-    def doors(self) -> Wanted:
+    def listeners(self) -> Wanted:
         found = {
-            Door(protocol, _EVERYWHERE, port): self._behind(lambda: self._balancers, (protocol, port))
+            HostListener(protocol, _EVERYWHERE, port): self._behind(lambda: self._balancers, (protocol, port))
             for (protocol, port), target in self._balancers.items()
             if target.to
         }
         for (protocol, ip, port), target in self._external.items():
             # Low ports are root's here. The hub says at a load balancer's Service which port serves it instead.
             if target.to and port >= self._lowest_port and (protocol, port) not in self._balancers:
-                found[Door(protocol, ip, port)] = self._behind(lambda: self._external, (protocol, ip, port))
+                found[HostListener(protocol, ip, port)] = self._behind(
+                    lambda: self._external, (protocol, ip, port)
+                )
         return found
 
     def _behind(self, table: Callable[[], dict[Any, Target]], key: Any) -> Behind:

@@ -20,7 +20,7 @@ from slurmlet.podnet.tables import DENIED, HOST, POD, REFUSED, TCP, Tables
 
 
 @dataclass(frozen=True)
-class Wish:
+class Destination:
     host: str
     port: int
     # Domains that are tried behind a short name.
@@ -44,48 +44,48 @@ class Reach:
     def __init__(self, setup: Setup, tables: Tables, dialler: Dialler, resolver: Resolver) -> None:
         self._setup, self._tables, self._dialler, self._resolver = setup, tables, dialler, resolver
 
-    def reach(self, wish: Wish, done: OnReached) -> None:
-        ip = literal(wish.host)
+    def reach(self, destination: Destination, done: OnReached) -> None:
+        ip = literal(destination.host)
         if ip is not None:
-            self._connect(wish, ip, done)
-        elif ":" in wish.host:
-            done(None, Refusal(502, f"{wish.host}: this cluster has IPv4 addresses only"))
+            self._connect(destination, ip, done)
+        elif ":" in destination.host:
+            done(None, Refusal(502, f"{destination.host}: this cluster has IPv4 addresses only"))
         else:
-            self._resolve(wish, candidates(wish), done)
+            self._resolve(destination, candidates(destination), done)
 
-    def _resolve(self, wish: Wish, names: Sequence[str], done: OnReached) -> None:
+    def _resolve(self, destination: Destination, names: Sequence[str], done: OnReached) -> None:
         def answered(found: list[int], told: bool) -> None:
             if found:
-                self._connect(wish, found[0], done)
+                self._connect(destination, found[0], done)
             elif len(names) > 1 and told:
-                self._resolve(wish, names[1:], done)
+                self._resolve(destination, names[1:], done)
             elif told:
-                done(None, Refusal(404, f"{wish.host} does not exist in this cluster"))
+                done(None, Refusal(404, f"{destination.host} does not exist in this cluster"))
             else:
                 done(None, Refusal(503, "the cluster's DNS does not answer"))
 
         try:
             self._resolver.addresses(names[0], answered)
         except (Malformed, UnicodeError):
-            done(None, Refusal(400, f"{wish.host!r} is not a valid name"))
+            done(None, Refusal(400, f"{destination.host!r} is not a valid name"))
 
-    def _connect(self, wish: Wish, ip: int, done: OnReached) -> None:
+    def _connect(self, destination: Destination, ip: int, done: OnReached) -> None:
         if addresses.is_loopback(ip) or ip == 0:
             done(
                 None,
                 Refusal(403, "loopback addresses of the login host cannot be reached through the cluster"),
             )
             return
-        if wish.only_cluster and not self._in_cluster(ip, wish.port):
-            done(None, Refusal(403, f"{wish.host} is neither a pod nor a Service of this cluster"))
+        if destination.only_cluster and not self._in_cluster(ip, destination.port):
+            done(None, Refusal(403, f"{destination.host} is neither a pod nor a Service of this cluster"))
             return
-        route = self._tables.route(TCP, ip, wish.port)
+        route = self._tables.route(TCP, ip, destination.port)
         if route.kind not in (POD, HOST):
-            done(None, _refusal(route.kind, wish))
+            done(None, _refusal(route.kind, destination))
             return
 
         def dialled(made: socket.socket | None, code: int) -> None:
-            why = f"{wish.host}:{wish.port}: {os.strerror(code)}"
+            why = f"{destination.host}:{destination.port}: {os.strerror(code)}"
             done(made, None if made is not None else Refusal(504 if code == errno.ETIMEDOUT else 502, why))
 
         self._dialler.dial(route.ip, route.port, self._setup.ip, dialled)
@@ -95,12 +95,12 @@ class Reach:
         return inside or self._tables.is_service(TCP, ip, port)
 
 
-def _refusal(kind: str, wish: Wish) -> Refusal:
+def _refusal(kind: str, destination: Destination) -> Refusal:
     said = {
         REFUSED: "it has no ready endpoint, or no such port",
         DENIED: "a NetworkPolicy denies it",
     }.get(kind, "no pod has this address")
-    return Refusal(502, f"{wish.host}:{wish.port}: {said}")
+    return Refusal(502, f"{destination.host}:{destination.port}: {said}")
 
 
 def literal(host: str) -> int | None:
@@ -113,9 +113,9 @@ def literal(host: str) -> int | None:
         return None
 
 
-def candidates(wish: Wish) -> list[str]:
+def candidates(destination: Destination) -> list[str]:
     """As a pod's resolver would try them: a name of the cluster as it is, a short one with each domain behind it."""
-    name = wish.host.rstrip(".").lower()
-    if wish.host.endswith(".") or name == CLUSTER_DOMAIN or name.endswith(f".{CLUSTER_DOMAIN}"):
+    name = destination.host.rstrip(".").lower()
+    if destination.host.endswith(".") or name == CLUSTER_DOMAIN or name.endswith(f".{CLUSTER_DOMAIN}"):
         return [name]
-    return [*(f"{name}.{domain}" for domain in wish.search), name]
+    return [*(f"{name}.{domain}" for domain in destination.search), name]

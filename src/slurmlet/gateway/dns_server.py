@@ -56,7 +56,7 @@ class _Session:
         self._loop, self._resolver, self._client, self._ended = loop, resolver, client, ended
         self._in, self._out = bytearray(), bytearray()
         self._waiting = 0
-        self._last_words = False
+        self._closing = False
         self._timer: Timer | None = None
         self._rest()
         loop.reading(client.fileno(), self._readable)
@@ -71,7 +71,7 @@ class _Session:
             return
         if not received:
             # Half-closed: what was asked is still answered.
-            self._last_words = True
+            self._closing = True
             self._loop.reading(self._client.fileno(), None)
             self._take()
             return
@@ -91,7 +91,7 @@ class _Session:
             if not self._ask(question):
                 self._close()
                 return
-        if not self._last_words:
+        if not self._closing:
             full = self._waiting >= _MAX_WAITING
             self._loop.reading(self._client.fileno(), None if full else self._readable)
         self._close_if_done()
@@ -130,7 +130,7 @@ class _Session:
         self._close_if_done()
 
     def _close_if_done(self) -> None:
-        if self._last_words and not self._waiting and not self._out:
+        if self._closing and not self._waiting and not self._out:
             self._close()
 
     def _rest(self) -> None:

@@ -29,7 +29,7 @@ from slurmlet.podnet.encryption.sealer import Sealer
 from slurmlet.podnet.netd_setup import FAST
 from slurmlet.podnet.overlay_socket import Overlay
 from slurmlet.podnet.pod_dial import Dialler
-from slurmlet.podnet.ports.host_ports import Door, HostPorts, named
+from slurmlet.podnet.ports.host_ports import HostListener, HostPorts, named
 from slurmlet.podnet.slow.encrypted_links import Links
 from slurmlet.podnet.slow.udp_endpoint import UdpEndpoint
 from slurmlet.podnet.tables import Tables
@@ -65,7 +65,7 @@ class Gateway:
         self._balancers = Balancers(settings, self._tables)
         self._host_ports = HostPorts(
             loop, setup, self._tables, self._overlay, dialler.dial,
-            endpoint=endpoint, address=_EVERYWHERE, extra=self._balancers.doors,
+            endpoint=endpoint, address=_EVERYWHERE, extra=self._balancers.listeners,
         )  # fmt: skip
         self._overlay.on_announced = self._tcp.announced
         self._overlay.on_ask = self._listens
@@ -135,7 +135,7 @@ class Gateway:
         elif message["type"] == "refused":
             print(f"the hub refused the gateway: {message['reason']}", file=sys.stderr, flush=True)
 
-    def _ports_taken(self, taken: dict[Door, str]) -> None:
+    def _ports_taken(self, taken: dict[HostListener, str]) -> None:
         for why in taken.values():
             print(why, file=sys.stderr, flush=True)
         self._say({"type": "ports-taken", "ports": named(taken)})

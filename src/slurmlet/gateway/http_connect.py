@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from slurmlet.gateway.destinations import OnReached, Refusal, Wish
+from slurmlet.gateway.destinations import Destination, OnReached, Refusal
 from slurmlet.linux.event_loop import Loop, Timer
 from slurmlet.podnet.socket_relay import Relay
 
@@ -26,7 +26,7 @@ _REASONS = {
     400: "Bad Request", 403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed",
     502: "Bad Gateway", 503: "Service Unavailable", 504: "Gateway Timeout",
 }  # fmt: skip
-Reach = Callable[[Wish, OnReached], None]
+Reach = Callable[[Destination, OnReached], None]
 
 
 class ConnectServer:
@@ -74,9 +74,9 @@ class _Session:
             self._close()
 
     def _asked(self, head: bytes, rest: bytes) -> None:
-        wish = parse(head)
-        if isinstance(wish, Refusal):
-            self._refuse(wish)
+        destination = parse(head)
+        if isinstance(destination, Refusal):
+            self._refuse(destination)
             return
 
         def reached(made: socket.socket | None, refusal: Refusal | None) -> None:
@@ -94,7 +94,7 @@ class _Session:
                 return
             Relay(self._loop, self._client, made)
 
-        self._reach(wish, reached)
+        self._reach(destination, reached)
 
     def _refuse(self, refusal: Refusal) -> None:
         try:
@@ -120,7 +120,7 @@ def answer(refusal: Refusal) -> bytes:
     )
 
 
-def parse(head: bytes) -> Wish | Refusal:
+def parse(head: bytes) -> Destination | Refusal:
     lines = head.decode("latin-1").split("\r\n")
     words = lines[0].split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):
@@ -133,7 +133,7 @@ def parse(head: bytes) -> Wish | Refusal:
     headers = {
         name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])
     }
-    return Wish(
+    return Destination(
         host.strip("[]"), int(port), tuple(headers.get(SEARCH, "").split()), headers.get(ONLY) == "cluster"
     )
 

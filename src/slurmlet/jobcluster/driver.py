@@ -42,7 +42,7 @@ _CONFIG_S = 2.0
 _TEARDOWN_S = 3.0
 _STOP_S = 4.0
 _HUB_BACK_S = 1.5
-_LAST_WORDS_S = 2.0
+_OUTPUT_GRACE_S = 2.0
 # fronting.py keeps two of them further apart.
 _SAME_SIGNAL_S = 1.0
 _KEEP_S, _KEEP_SIGNALLED_S = 20.0, 1.0
@@ -186,7 +186,7 @@ class Driver:
         if self._supervisor and _reaped(self._supervisor):
             self._supervisor = 0
             say("slurmlet: the control plane of this run was killed; stopping")
-            self._kill_at_s = time.monotonic() + _LAST_WORDS_S
+            self._kill_at_s = time.monotonic() + _OUTPUT_GRACE_S
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
 

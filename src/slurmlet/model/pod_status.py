@@ -23,7 +23,7 @@ Obj = Mapping[str, Any]
 # Every job is pending for a moment, with Slurm's first guess of a reason. Until then the kubelet's own words say it, which
 # tools may wait for; that also spares a write for each pod that starts at once.
 _AT_ONCE_S = 3.0
-_MAX_LAST_WORDS_BYTES = 12 << 10
+_MAX_MESSAGES_BYTES = 12 << 10
 # Ends that are not the pod's own doing: a Job with a podFailurePolicy need not count them.
 _DISRUPTIONS = ("Preempted", "NodeFailure")
 
@@ -92,7 +92,7 @@ def _statuses(facts: Facts, kind: str) -> list[dict[str, Any]]:
 
 def _trim_messages(statuses: list[dict[str, Any]]) -> None:
     """Last words of all containers together stay within the kubelet's bounds."""
-    most = _MAX_LAST_WORDS_BYTES // max(1, len(statuses))
+    most = _MAX_MESSAGES_BYTES // max(1, len(statuses))
     for status in statuses:
         for state in (status["state"], status["lastState"]):
             ended = state.get("terminated") or {}

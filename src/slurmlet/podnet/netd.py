@@ -45,7 +45,7 @@ class Start(NamedTuple):
     mode: str
     # Messages; descriptors of new listeners, each with its number.
     control: socket.socket
-    births: socket.socket
+    notify_socket: socket.socket
     overlay: socket.socket
     # Where the runner's own forks ask to be connected to the pod.
     dial: socket.socket
@@ -88,7 +88,7 @@ def _become_netd(start: Start) -> None:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
-    sockets = (start.control, start.births, start.overlay, start.dial)
+    sockets = (start.control, start.notify_socket, start.overlay, start.dial)
     kept = {0, 1, 2, *(each.fileno() for each in sockets), *start.listeners.values()}
     if start.space is not None:
         kept |= {start.space.netns_fd, start.space.tun_fd}
@@ -144,7 +144,7 @@ class _Daemon:
                 forwarder.on_tcp = lambda *first: self._stray(forwarder, *first)
             for number, fd in start.listeners.items():
                 self._add_listener(number, fd)
-            loop.reading(start.births.fileno(), self._born)
+            loop.reading(start.notify_socket.fileno(), self._notifier_came)
         self._host_ports = HostPorts(loop, setup, tables, overlay, self._dialler.dial)
         self._host_ports.on_taken = lambda taken: self._control.send(
             {"type": "ports-taken", "ports": named(taken)}
@@ -195,10 +195,10 @@ class _Daemon:
     def _orphaned(self) -> None:
         self._loop.stop()
 
-    def _born(self) -> None:
+    def _notifier_came(self) -> None:
         """The listener of a process that the runner has just started."""
         try:
-            number, fds, _, _ = socket.recv_fds(self._start.births, NUMBER_BYTES, 1)
+            number, fds, _, _ = socket.recv_fds(self._start.notify_socket, NUMBER_BYTES, 1)
         except OSError:
             return
         if fds:

@@ -357,7 +357,7 @@ def read_logs(directory: str, options: LogOptions, restart_count: Optional[int] 
         reader.close()
 
 
-def last_words(path: str, max_bytes: int = 2048, max_lines: int = 80) -> str:
+def log_tail(path: str, max_bytes: int = 2048, max_lines: int = 80) -> str:
     """The end of a log, for a termination message of policy FallbackToLogsOnError."""
     try:
         reader = LogReader(path, LogOptions(tail_lines=max_lines))

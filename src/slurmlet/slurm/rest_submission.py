@@ -1,7 +1,7 @@
 """A JobSpec as the body of slurmrestd's `job/submit`, for the data parser that is spoken. Pure.
 
 Options from annotations are sbatch's words; those that the REST API has a field for are translated, all others are
-refused by name: a wish that is dropped in silence would be worse.
+refused by name: an option that is dropped in silence would be worse.
 """
 
 from __future__ import annotations

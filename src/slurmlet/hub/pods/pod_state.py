@@ -29,7 +29,7 @@ class PodState:
         self.pod = pod
         self.uid = PodUid(pod["metadata"]["uid"])
         self.gone = False
-        self.born_s = self._clock.monotonic_s()
+        self.created_s = self._clock.monotonic_s()
         # From the runner
         self.link: RunnerLink | None = None
         self.report: PodReport | None = None
@@ -127,7 +127,7 @@ class PodState:
         return any(one["container_id"] for one in containers_of(self.report).values())
 
     @property
-    def stillborn(self) -> bool:
+    def never_started(self) -> bool:
         """It ended before anything of it ran, for a reason that the next pod of its kind would meet too."""
         if self.report is None:
             return self.job_over

@@ -63,7 +63,7 @@ class PodTermination:
                 await self._cancel(state)
         elif state.runner_done:
             await self.linger(state)
-        elif state.queued or self._clock.monotonic_s() - state.born_s > _DIAL_IN_S:
+        elif state.queued or self._clock.monotonic_s() - state.created_s > _DIAL_IN_S:
             await self._cancel(state)
         return _SOON_S if state.runner_done or state.cancelled else 1.0
 

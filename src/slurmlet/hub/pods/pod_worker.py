@@ -303,8 +303,8 @@ class PodWorker:
                 self._verdict_asked_s = now_s
             if now_s - self._verdict_asked_s < _VERDICT_S:
                 return _SOON_S
-        if state.stillborn:
-            self._pacer.stillborn(state.pod)
+        if state.never_started:
+            self._pacer.never_started(state.pod)
         if state.job_id is not None and is_new_resize(state.pod):
             text = resize_event(state.pod)
             self._events.pod_event(state.pod, "Warning", "ResizeInfeasible", text)

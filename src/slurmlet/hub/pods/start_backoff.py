@@ -23,7 +23,7 @@ class Pacer:
             OrderedDict()
         )  # owner → (not before, last delay)
 
-    def stillborn(self, pod: Mapping[str, Any]) -> None:
+    def never_started(self, pod: Mapping[str, Any]) -> None:
         """A pod of this owner ended without ever having run."""
         owner = _owner(pod)
         if not owner:

@@ -16,7 +16,7 @@ from slurmlet.podnet import addresses
 from slurmlet.podnet.netd_setup import HostPort, Setup
 from slurmlet.podnet.overlay_socket import Overlay
 from slurmlet.podnet.pod_dial import Dial, connect_host
-from slurmlet.podnet.ports.host_udp import UdpDoor, UdpFlows
+from slurmlet.podnet.ports.host_udp import UdpFlows, UdpListener
 from slurmlet.podnet.ports.socket_owners import owner_of
 from slurmlet.podnet.slow.udp_endpoint import UdpEndpoint
 from slurmlet.podnet.socket_relay import Relay, reset
@@ -28,7 +28,7 @@ _ACCEPT_AT_ONCE = 32
 NAMES = {TCP: "tcp", UDP: "udp"}
 
 
-class Door(NamedTuple):
+class HostListener(NamedTuple):
     protocol: int
     address: str
     port: int
@@ -39,17 +39,17 @@ class Door(NamedTuple):
 
 
 class Behind(NamedTuple):
-    """What is behind a door: where a client goes, and whether a backend it went to is still one."""
+    """What is behind a listener: where a client goes, and whether a backend it went to is still one."""
 
     route: Callable[[int], Route]
     holds: Callable[[int, int], bool]
 
 
-Wanted = Dict[Door, Behind]
+Wanted = Dict[HostListener, Behind]
 
 
 class HostPorts:
-    """`address` is where NodePorts are bound; `extra` names further doors (asked at each change of the tables)."""
+    """`address` is where NodePorts are bound; `extra` names further listeners (asked at each change of the tables)."""
 
     def __init__(
         self,
@@ -72,11 +72,11 @@ class HostPorts:
         if endpoint is None:
             self.endpoint.on_datagram = self.flows.answered
         self._wanted: Wanted = {}
-        self._open: Dict[Door, Union[_TcpDoor, UdpDoor]] = {}
+        self._open: Dict[HostListener, Union[_TcpListener, UdpListener]] = {}
         self._timer: Optional[Timer] = None
-        # Doors that a stranger's program holds, and why; on_taken is called with all of them when they change.
-        self.taken: Dict[Door, str] = {}
-        self.on_taken: Callable[[Dict[Door, str]], None] = lambda _taken: None
+        # Listeners that a stranger's program holds, and why; on_taken is called with all of them when they change.
+        self.taken: Dict[HostListener, str] = {}
+        self.on_taken: Callable[[Dict[HostListener, str]], None] = lambda _taken: None
         self.counts: Dict[str, int] = {"connections": 0, "refused": 0}
         tables.on_change.append(self.refresh)
         self.refresh()
@@ -84,25 +84,25 @@ class HostPorts:
     def refresh(self) -> None:
         """Open what is wanted, close what is not. Connections that were made go on."""
         self._wanted = {**self._node_ports(), **self._host_ports(), **self._extra()}
-        for door in [door for door in self._open if door not in self._wanted]:
-            self._open.pop(door).close()
+        for listener in [listener for listener in self._open if listener not in self._wanted]:
+            self._open.pop(listener).close()
         self.flows.refresh()
         self._try()
 
     def _node_ports(self) -> Wanted:
         return {
-            Door(protocol, self._address, port): behind_target(self._tables, protocol, port)
+            HostListener(protocol, self._address, port): behind_target(self._tables, protocol, port)
             for (protocol, port), target in self._tables.node_ports.items()
             if target.to and protocol in NAMES
         }
 
     def _host_ports(self) -> Wanted:
-        return {self._host_door(each): self._own(each.port) for each in self._setup.host_ports}
+        return {self._host_listener(each): self._own(each.port) for each in self._setup.host_ports}
 
-    def _host_door(self, port: HostPort) -> Door:
+    def _host_listener(self, port: HostPort) -> HostListener:
         anywhere = port.host_ip in ("", "0.0.0.0", "::")
         address = addresses.text(self._setup.host_ip) if anywhere else port.host_ip
-        return Door(UDP if port.protocol == "udp" else TCP, address, port.host_port)
+        return HostListener(UDP if port.protocol == "udp" else TCP, address, port.host_port)
 
     def _own(self, port: int) -> Behind:
         own = self._setup.ip
@@ -114,42 +114,44 @@ class HostPorts:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        missing = [door for door in self._wanted if door not in self._open]
+        missing = [listener for listener in self._wanted if listener not in self._open]
         before, self.taken = self.taken, {}
-        for door in missing:
-            self._bind(door)
+        for listener in missing:
+            self._bind(listener)
         if self.taken.keys() != before.keys():
             self.on_taken(self.taken)
-        if any(door not in self._open for door in missing):
+        if any(listener not in self._open for listener in missing):
             self._timer = self._loop.later(AGAIN_S, self._try)
 
-    def _bind(self, door: Door) -> None:
+    def _bind(self, listener: HostListener) -> None:
         try:
-            if door.protocol == UDP:
-                self._open[door] = UdpDoor(self._loop, door.address, door.port, self._client_came(door))
+            if listener.protocol == UDP:
+                self._open[listener] = UdpListener(
+                    self._loop, listener.address, listener.port, self._client_came(listener)
+                )
             else:
-                self._open[door] = _TcpDoor(self._loop, door, self._accepted)
+                self._open[listener] = _TcpListener(self._loop, listener, self._accepted)
         except OSError as error:
-            problem = self._why_not(door, error)
+            problem = self._why_not(listener, error)
             if problem:
-                self.taken[door] = problem
+                self.taken[listener] = problem
 
-    def _why_not(self, door: Door, error: OSError) -> str:
+    def _why_not(self, listener: HostListener, error: OSError) -> str:
         """ "" when the port is held by a process of ours: another netd serves it, and we are next."""
         if error.errno != errno.EADDRINUSE:
-            return f"{self._named(door)} cannot be bound: {error.strerror}"
-        if owner_of(door.protocol == UDP, door.port) == "ours":
+            return f"{self._named(listener)} cannot be bound: {error.strerror}"
+        if owner_of(listener.protocol == UDP, listener.port) == "ours":
             return ""
-        return f"{self._named(door)} is in use by another program"
+        return f"{self._named(listener)} is in use by another program"
 
-    def _named(self, door: Door) -> str:
-        where = self._setup.host_ip if door.address == "0.0.0.0" else addresses.number(door.address)
-        return f"{door.name} port {door.port} of host {addresses.text(where)}"
+    def _named(self, listener: HostListener) -> str:
+        where = self._setup.host_ip if listener.address == "0.0.0.0" else addresses.number(listener.address)
+        return f"{listener.name} port {listener.port} of host {addresses.text(where)}"
 
     # Clients.
 
-    def _accepted(self, door: Door, client: socket.socket, client_ip: int) -> None:
-        behind = self._wanted.get(door)
+    def _accepted(self, listener: HostListener, client: socket.socket, client_ip: int) -> None:
+        behind = self._wanted.get(listener)
         route = behind.route(client_ip) if behind is not None else Route("refused")
         if route.kind not in (POD, HOST):
             self.counts["refused"] += 1
@@ -174,9 +176,9 @@ class HostPorts:
         hidden = addresses.is_loopback(client_ip) or self._setup.in_pods(client_ip)
         return self._setup.host_ip if hidden else client_ip
 
-    def _client_came(self, door: Door) -> Callable[[UdpDoor, bytes, str, int], None]:
-        def came(opened: UdpDoor, payload: bytes, host: str, port: int) -> None:
-            behind = self._wanted.get(door)
+    def _client_came(self, listener: HostListener) -> Callable[[UdpListener, bytes, str, int], None]:
+        def came(opened: UdpListener, payload: bytes, host: str, port: int) -> None:
+            behind = self._wanted.get(listener)
             if behind is not None:
                 self.flows.take(opened, behind, payload, host, port)
 
@@ -193,15 +195,17 @@ def behind_target(tables: Tables, protocol: int, port: int) -> Behind:
     return Behind(lambda client: tables.route_node_port(protocol, port, client), holds)
 
 
-class _TcpDoor:
-    def __init__(self, loop: Loop, door: Door, accepted: Callable[[Door, socket.socket, int], None]) -> None:
-        self._loop, self._door, self._accepted = loop, door, accepted
+class _TcpListener:
+    def __init__(
+        self, loop: Loop, listener: HostListener, accepted: Callable[[HostListener, socket.socket, int], None]
+    ) -> None:
+        self._loop, self._listener, self._accepted = loop, listener, accepted
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
             # Only about connections of an earlier owner that still linger; two listeners stay impossible.
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._socket.setblocking(False)
-            self._socket.bind((door.address, door.port))
+            self._socket.bind((listener.address, listener.port))
             self._socket.listen(_BACKLOG)
         except OSError:
             self._socket.close()
@@ -215,13 +219,13 @@ class _TcpDoor:
             except OSError:
                 return
             client.setblocking(False)
-            self._accepted(self._door, client, addresses.number(host))
+            self._accepted(self._listener, client, addresses.number(host))
 
     def close(self) -> None:
         self._loop.forget(self._socket.fileno())
         self._socket.close()
 
 
-def named(taken: Dict[Door, str]) -> Dict[str, str]:
+def named(taken: Dict[HostListener, str]) -> Dict[str, str]:
     """For the hub's "ports-taken"."""
-    return {f"{door.name} {door.port}": why for door, why in taken.items()}
+    return {f"{listener.name} {listener.port}": why for listener, why in taken.items()}

@@ -32,11 +32,11 @@ class Behind(Protocol):
     def holds(self) -> Callable[[int, int], bool]: ...
 
 
-class UdpDoor:
+class UdpListener:
     """A bound port of the host."""
 
     def __init__(
-        self, loop: Loop, address: str, port: int, came: Callable[[UdpDoor, bytes, str, int], None]
+        self, loop: Loop, address: str, port: int, came: Callable[[UdpListener, bytes, str, int], None]
     ) -> None:
         self._loop, self._came = loop, came
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -75,10 +75,10 @@ class UdpDoor:
 
 
 class _Flow:
-    __slots__ = ("behind", "client", "door", "due_s", "port", "route", "socket")
+    __slots__ = ("behind", "client", "due_s", "listener", "port", "route", "socket")
 
-    def __init__(self, door: UdpDoor, client: Tuple[str, int], behind: Behind, route: Route) -> None:
-        self.door, self.client, self.behind, self.route = door, client, behind, route
+    def __init__(self, listener: UdpListener, client: Tuple[str, int], behind: Behind, route: Route) -> None:
+        self.listener, self.client, self.behind, self.route = listener, client, behind, route
         self.due_s = time.monotonic() + _UNANSWERED_S
         # One of the two: a port of the endpoint, or a socket towards another host.
         self.port = 0
@@ -96,11 +96,11 @@ class UdpFlows:
 
     # From clients.
 
-    def take(self, door: UdpDoor, behind: Behind, payload: bytes, host: str, port: int) -> None:
-        key = (id(door), host, port)
+    def take(self, listener: UdpListener, behind: Behind, payload: bytes, host: str, port: int) -> None:
+        key = (id(listener), host, port)
         flow = self._by_client.get(key)
         if flow is None:
-            flow = self._begin(key, door, behind, (host, port))
+            flow = self._begin(key, listener, behind, (host, port))
             if flow is None:
                 return
         flow.due_s = max(flow.due_s, time.monotonic() + _UNANSWERED_S)
@@ -114,12 +114,12 @@ class UdpFlows:
             pass
 
     def _begin(
-        self, key: Tuple[int, str, int], door: UdpDoor, behind: Behind, client: Tuple[str, int]
+        self, key: Tuple[int, str, int], listener: UdpListener, behind: Behind, client: Tuple[str, int]
     ) -> Optional[_Flow]:
         route = behind.route(addresses.number(client[0]))
         if route.kind not in (POD, HOST) or len(self._by_client) >= _MAX_FLOWS:
             return None
-        flow = _Flow(door, client, behind, route)
+        flow = _Flow(listener, client, behind, route)
         if route.kind == HOST:
             flow.socket = self._towards_host(flow)
             if flow.socket is None:
@@ -157,7 +157,7 @@ class UdpFlows:
         flow = self._by_port.get(port)
         if flow is not None and (flow.route.ip, flow.route.port) == (ip, ip_port):
             flow.due_s = time.monotonic() + _ANSWERED_S
-            flow.door.send(payload, flow.client)
+            flow.listener.send(payload, flow.client)
 
     def _host_answered(self, flow: _Flow, made: socket.socket) -> None:
         for _ in range(_READ_AT_ONCE):
@@ -166,7 +166,7 @@ class UdpFlows:
             except OSError:
                 return
             flow.due_s = time.monotonic() + _ANSWERED_S
-            flow.door.send(payload, flow.client)
+            flow.listener.send(payload, flow.client)
 
     def _refused(self, ip: int, ip_port: int, port: int) -> None:
         """Nobody listens there: the next datagram of the client tries another backend."""
@@ -178,10 +178,14 @@ class UdpFlows:
     # The end of flows.
 
     def refresh(self) -> None:
-        """Forget flows that are over, and those whose backend or door is gone."""
+        """Forget flows that are over, and those whose backend or listener is gone."""
         now_s = time.monotonic()
         for key, flow in list(self._by_client.items()):
-            if flow.due_s > now_s and flow.door.open and flow.behind.holds(flow.route.ip, flow.route.port):
+            if (
+                flow.due_s > now_s
+                and flow.listener.open
+                and flow.behind.holds(flow.route.ip, flow.route.port)
+            ):
                 continue
             del self._by_client[key]
             self._by_port.pop(flow.port, None)

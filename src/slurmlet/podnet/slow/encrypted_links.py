@@ -33,7 +33,7 @@ _QUEUE_BYTES = 1 << 20
 _IDLE_S, _SWEEP_S = 60.0, 15.0
 _PORT = struct.Struct(">H")
 _BACKLOG = 256
-# Strangers can knock too; those who never finish a handshake go after its time.
+# Strangers can connect too; those who never finish a handshake go after its time.
 _MAX_UNKNOWN = 256
 _AT_ONCE = 32
 
@@ -47,18 +47,18 @@ class Links:
         self._out: Dict[Key, _Outgoing] = {}
         self._unknown: Set[Sealed] = set()
         self.counts: Dict[str, int] = collections.Counter()
-        self._door = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        self._door.setblocking(False)
-        self._door.bind((addresses.text(setup.host_ip), 0))
-        self._door.listen(_BACKLOG)
-        self.port = int(self._door.getsockname()[1])
-        loop.reading(self._door.fileno(), self._knocked)
+        self._listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        self._listener.setblocking(False)
+        self._listener.bind((addresses.text(setup.host_ip), 0))
+        self._listener.listen(_BACKLOG)
+        self.port = int(self._listener.getsockname()[1])
+        loop.reading(self._listener.fileno(), self._connections_came)
         loop.later(_SWEEP_S, self._sweep)
         overlay.links = self
 
     def close(self) -> None:
-        self._loop.forget(self._door.fileno())
-        self._door.close()
+        self._loop.forget(self._listener.fileno())
+        self._listener.close()
         for link in list(self._out.values()):
             link.end()
         for sealed in list(self._unknown):
@@ -103,10 +103,10 @@ class Links:
 
     # In.
 
-    def _knocked(self) -> None:
+    def _connections_came(self) -> None:
         for _ in range(_AT_ONCE):
             try:
-                made, (host, _) = self._door.accept()
+                made, (host, _) = self._listener.accept()
             except OSError:
                 return
             if len(self._unknown) >= _MAX_UNKNOWN:

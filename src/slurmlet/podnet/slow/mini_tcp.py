@@ -26,7 +26,7 @@ from slurmlet.podnet.slow.host_relays import is_for_pods
 from slurmlet.podnet.slow.packet_forwarder import Forwarder
 from slurmlet.podnet.slow.tcp_carrier import Carried
 from slurmlet.podnet.slow.tcp_endpoint import DIALLING, TcpEnd
-from slurmlet.podnet.slow.tcp_listeners import Doors
+from slurmlet.podnet.slow.tcp_listeners import TcpListeners
 from slurmlet.podnet.slow.tcp_segments import ACK, RST, SYN, Segment
 from slurmlet.podnet.socket_relay import reset
 from slurmlet.podnet.tables import TCP, Tables
@@ -69,7 +69,9 @@ class MiniTcp:
         self._dialler = Dialler(loop, setup, known, overlay, sealer)
         if dial is None:
             overlay.on_whois = self._dialler.recall
-            self._doors = Doors(loop, setup, known, overlay, self._came, on_listeners, self.counts, sealer)
+            self._listeners = TcpListeners(
+                loop, setup, known, overlay, self._came, on_listeners, self.counts, sealer
+            )
             overlay.on_ask_later = self._asked
         forwarder.on_tcp = self.take
 
@@ -229,10 +231,10 @@ class MiniTcp:
             probe.drop()
             host_port = 0
             if code == errno.ECONNREFUSED:
-                self._doors.close(port)
+                self._listeners.close(port)
             else:
                 # Silence is a full queue: somebody listens.
-                host_port = self._doors.open(port)
+                host_port = self._listeners.open(port)
             for answer in self._probing.pop(port):
                 answer(host_port)
 
@@ -251,7 +253,7 @@ class MiniTcp:
             reset(made)
             if code == errno.ECONNREFUSED:
                 # The next who comes hears it from the host's kernel.
-                self._doors.close(what.port)
+                self._listeners.close(what.port)
 
         self._connect(what.port, (what.source_ip, what.source_port), _CONNECT_TIMEOUT_S, made, ended)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _HOLD_S, _ASK_S = 0.005, 1.0
 _BACKLOG = 1024
 _AT_ONCE = 64
-_MAX_DOORS = 256
+_MAX_LISTENERS = 256
 _MAX_HELD = 1024
 
 OnCame = Callable[[socket.socket, Announcement], None]
@@ -35,7 +35,7 @@ class _Held(NamedTuple):
     timer: Timer
 
 
-class Doors:
+class TcpListeners:
     def __init__(
         self,
         loop: Loop,
@@ -50,39 +50,41 @@ class Doors:
         self._loop, self._setup, self._tables, self._overlay = loop, setup, tables, overlay
         self._on_came, self._on_listeners, self._counts = on_came, on_listeners, counts
         self._sealer = sealer
-        self._doors: Dict[int, socket.socket] = {}
+        self._listeners: Dict[int, socket.socket] = {}
         self._held: Dict[Key, _Held] = {}
         overlay.on_announced = self._announced
 
     def open(self, port: int) -> int:
         """The host port behind the pod's `port`."""
-        door = self._doors.get(port)
-        if door is None:
-            while len(self._doors) >= _MAX_DOORS:
-                self.close(next(iter(self._doors)))
-            door = self._doors[port] = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-            door.setblocking(False)
-            door.bind((addresses.text(self._setup.host_ip), 0))
-            door.listen(_BACKLOG)
-            opened = door
-            self._loop.reading(door.fileno(), lambda: self._knocked(opened, port))
+        listener = self._listeners.get(port)
+        if listener is None:
+            while len(self._listeners) >= _MAX_LISTENERS:
+                self.close(next(iter(self._listeners)))
+            listener = self._listeners[port] = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            listener.setblocking(False)
+            listener.bind((addresses.text(self._setup.host_ip), 0))
+            listener.listen(_BACKLOG)
+            opened = listener
+            self._loop.reading(listener.fileno(), lambda: self._connections_came(opened, port))
             self._tell()
-        return int(door.getsockname()[1])
+        return int(listener.getsockname()[1])
 
     def close(self, port: int) -> None:
-        door = self._doors.pop(port, None)
-        if door is not None:
-            self._loop.forget(door.fileno())
-            door.close()
+        listener = self._listeners.pop(port, None)
+        if listener is not None:
+            self._loop.forget(listener.fileno())
+            listener.close()
             self._tell()
 
     def _tell(self) -> None:
-        self._on_listeners({port: int(door.getsockname()[1]) for port, door in self._doors.items()})
+        self._on_listeners(
+            {port: int(listener.getsockname()[1]) for port, listener in self._listeners.items()}
+        )
 
-    def _knocked(self, door: socket.socket, port: int) -> None:
+    def _connections_came(self, listener: socket.socket, port: int) -> None:
         for _ in range(_AT_ONCE):
             try:
-                made, (host, host_port) = door.accept()
+                made, (host, host_port) = listener.accept()
             except OSError:
                 return
             if is_over(made):

@@ -263,7 +263,7 @@ class Container:
             {
                 "state": "terminated",
                 "reason": reason,
-                "message": message or self._last_words(code),
+                "message": message or self._termination_message(code),
                 "started_at": started_at,
                 "finished_at": reporter.now(),
                 "exit_code": code,
@@ -278,7 +278,7 @@ class Container:
         self._notify_log_listeners()
         self._on_change(self)
 
-    def _last_words(self, code: int) -> str:
+    def _termination_message(self, code: int) -> str:
         assert self._log is not None
         return termination_message(self.plan, self._message_file, self._log.path, code)
 

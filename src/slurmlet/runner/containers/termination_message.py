@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from slurmlet.protocol.log_files import last_words
+from slurmlet.protocol.log_files import log_tail
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def termination_message(plan: ContainerPlan, path: str, log: str, code: int) -> 
         except OSError as error:
             return f"Error on reading termination log {plan['termination_message_path']}: {error.strerror}"
     if not text and code and plan.get("termination_message_policy") == "FallbackToLogsOnError":
-        text = last_words(log)
+        text = log_tail(log)
     return text
 
 

@@ -166,7 +166,7 @@ def _write(path: str, report: PodReport) -> None:
         print(f"report.json: {error}", file=sys.stderr, flush=True)
 
 
-def leave_word(path: str, reason: str, message: str, exit_code: Optional[int] = 1) -> None:
+def write_failure(path: str, reason: str, message: str, exit_code: Optional[int] = 1) -> None:
     """A last report of a runner that never got as far as a sandbox."""
     report: PodReport = {
         "phase": DONE,

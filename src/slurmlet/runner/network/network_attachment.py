@@ -83,9 +83,11 @@ class PodNetwork:
         self._dial = _listen(directory, "dial")
         self._directory = os.open(directory, os.O_PATH | os.O_CLOEXEC)
         # Listeners arrive from children that are about to become a runtime.
-        self._births, self._births_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._births.setblocking(False)
-        parts.loop.reading(self._births.fileno(), self._born)
+        self._notify_socket, self._notify_socket_end = socket.socketpair(
+            socket.AF_UNIX, socket.SOCK_SEQPACKET
+        )
+        self._notify_socket.setblocking(False)
+        parts.loop.reading(self._notify_socket.fileno(), self._notifier_came)
         self._tables = TableLog()
         policy = network.get("policy")
         if policy is not None:
@@ -126,7 +128,7 @@ class PodNetwork:
             syscalls.setns(self._space.netns_fd, syscalls.CLONE_NEWNET)
         if self.mode != PACKETS and not (self.mode == FROM_HOST and self.why):
             listener = seccomp_filter.install(from_host=self.mode == FROM_HOST)
-            socket.send_fds(self._births_end, [b"l"], [listener])
+            socket.send_fds(self._notify_socket_end, [b"l"], [listener])
 
     def connect(self, address: str, port: int, timeout_s: float) -> socket.socket:
         if not self._is_own(address):
@@ -181,12 +183,12 @@ class PodNetwork:
 
     def _begin(self) -> None:
         control, control_end = socket.socketpair()
-        births, births_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        notify_socket, notify_socket_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
         def work() -> None:
             from slurmlet.podnet import netd
 
-            ends = (control_end, births_end, self._overlay, self._dial)
+            ends = (control_end, notify_socket_end, self._overlay, self._dial)
             netd.run(
                 netd.Start(
                     *(self._setup, self.mode, *ends, self._space, self._journal, dict(self._listeners)),
@@ -199,15 +201,15 @@ class PodNetwork:
             self._parts.children.fork(work, self._netd_ended)
         except OSError as error:
             # Such as too many processes of this user. What is asked of netd meanwhile waits.
-            for end in (control, control_end, births, births_end):
+            for end in (control, control_end, notify_socket, notify_socket_end):
                 end.close()
             print(f"netd cannot be started: {error}; trying again", file=sys.stderr, flush=True)
             self._begin_again()
             return
         control_end.close()
-        births_end.close()
+        notify_socket_end.close()
         channel = Channel(self._parts.loop, control, self._heard, lambda: None)
-        self._netd = _Netd(channel, births)
+        self._netd = _Netd(channel, notify_socket)
         for message in self._tables.messages():
             channel.send(message)
 
@@ -215,7 +217,7 @@ class PodNetwork:
         print(f"netd ended with {code}; starting another", file=sys.stderr, flush=True)
         if self._netd is not None:
             self._netd.channel.close()
-            self._netd.births.close()
+            self._netd.notify_socket.close()
             self._netd = None
         self._begin_again()
 
@@ -241,9 +243,9 @@ class PodNetwork:
     def _calm_down(self) -> None:
         self._delay_s = _FIRST_RESTART_S
 
-    def _born(self) -> None:
+    def _notifier_came(self) -> None:
         try:
-            _, fds, _, _ = socket.recv_fds(self._births, 16, 1)
+            _, fds, _, _ = socket.recv_fds(self._notify_socket, 16, 1)
         except OSError:
             return
         for fd in fds:
@@ -256,7 +258,7 @@ class PodNetwork:
         if self._netd is None:
             return
         try:
-            socket.send_fds(self._netd.births, [number.to_bytes(_NUMBER_BYTES, "big")], [fd])
+            socket.send_fds(self._netd.notify_socket, [number.to_bytes(_NUMBER_BYTES, "big")], [fd])
         except OSError:
             # It is just gone; the next one gets all of them.
             pass
@@ -264,7 +266,7 @@ class PodNetwork:
 
 class _Netd(Record):
     channel: Channel
-    births: socket.socket
+    notify_socket: socket.socket
 
 
 class _Dialling:

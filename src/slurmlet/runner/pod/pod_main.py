@@ -31,8 +31,8 @@ def run(directory: str) -> int:
     try:
         return sandbox.enter(inside)
     except sandbox.SandboxError as error:
-        from slurmlet.runner.link.reporter import leave_word
+        from slurmlet.runner.link.reporter import write_failure
 
         print(str(error), file=sys.stderr)
-        leave_word(pod.report, "NoSandbox", str(error))
+        write_failure(pod.report, "NoSandbox", str(error))
         return 1
