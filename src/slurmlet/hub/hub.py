@@ -35,6 +35,7 @@ from slurmlet.hub.kubelet.kubelet_server import KubeletServer
 from slurmlet.hub.kubelet.kubelet_stats import StatServer
 from slurmlet.hub.kubelet.metrics_api import MetricsServer
 from slurmlet.hub.kubelet.pod_usage import Usage
+from slurmlet.hub.log_thread import LogThread
 from slurmlet.hub.network import dns_rbac
 from slurmlet.hub.network.pod_network import Network
 from slurmlet.hub.network.service_watch import Services
@@ -76,6 +77,7 @@ _TLS_BUFFER_BYTES = 32 << 10
 _FILES = 65536
 # Of pods that still run when the cluster they are in ends.
 _END_GRACE_S, _END_SLACK_S = 1.0, 1.5
+_LOG_S = 1.0
 
 
 async def serve(directory: Path) -> None:
@@ -376,7 +378,10 @@ def run(directory: Path) -> int:
     os.umask(0o077)
     _keep_links_small()
     _allow_many_files()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    writer = logging.StreamHandler()
+    writer.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    log_thread = LogThread(writer)
+    logging.basicConfig(level=logging.INFO, handlers=[log_thread], format="%(message)s")
     code = 0
     try:
         asyncio.run(serve(directory))
@@ -386,4 +391,6 @@ def run(directory: Path) -> int:
         for error in group.exceptions:
             log.error("the hub ends: %s", error)
         code = 1
+    finally:
+        log_thread.finish(_LOG_S)
     return code
