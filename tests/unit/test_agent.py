@@ -121,6 +121,17 @@ def test_the_end_of_a_runner_is_told_and_never_started_again(host: Host) -> None
     assert len(host.link.said("pod-ended")) == 2
 
 
+def test_ends_are_not_remembered_without_bound(host: Host, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(agent, "_REMEMBERED", 2)
+    host.come_up()
+    for uid in ("u-1", "u-2", "u-3"):
+        start(host, uid)
+        host.ends(uid, 0)
+        host.loop.advance()
+    host.link.goes_down()
+    assert list(host.come_up()["ended"]) == ["u-2", "u-3"]
+
+
 def test_a_hub_that_comes_later_hears_of_all_that_runs_and_ended(host: Host) -> None:
     host.come_up()
     start(host, "u-1")

@@ -622,6 +622,19 @@ def test_an_agent_starts_the_pod_without_a_job_of_its_own(pool: Site) -> None:
     assert pool.phase(uid) == "gone"
 
 
+def test_how_a_pod_of_an_agent_ended_is_forgotten_with_the_pod(pool: Site) -> None:
+    uid, runner = on_agent(pool)
+    runner.end(0)
+    pool.settle(2)
+    assert pool.hub is not None
+    agent = pool.hub.agents.get(POOL_NODE)
+    assert agent is not None
+    assert list(agent.ended) == list(agent.ended_s) == [uid]
+    pool.delete(uid)
+    pool.settle(5)
+    assert (agent.ended, agent.ended_s) == ({}, {})
+
+
 def test_an_agent_that_lost_the_word_is_told_again(pool: Site) -> None:
     assert pool.agent is not None
     told, pool.agent.on_told = pool.agent.on_told, lambda _message: None
