@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from slurmlet.hub.kubelet import kubelet_server
 from slurmlet.hub.kubelet.exec import check_running, exec_status
+from slurmlet.hub.kubelet.kubelet_server import KubeletServer
 from slurmlet.hub.kubelet.pod_logs import _check_started, _options
 from slurmlet.protocol.log_files import LogOptions
 from tests.unit.reports import pod_report
@@ -171,3 +173,27 @@ def test_exec_waits_for_a_runner_that_is_about_to_find_a_new_hub(began_before: b
         asyncio.run(check_running(asked, "c"))
     with pytest.raises(web.HTTPNotFound):
         asyncio.run(check_running(asked, "another" if began_before else "c"))
+
+
+def refreshed(refresh: Any) -> int:
+    server = KubeletServer(None, None, None, refresh)  # type: ignore[arg-type]
+    return asyncio.run(server._refresh(None)).status  # type: ignore[arg-type]
+
+
+def test_a_refresh_is_answered_when_it_is_done() -> None:
+    done: list[str] = []
+
+    async def refresh() -> None:
+        done.append("looked")
+
+    assert refreshed(refresh) == 200
+    assert done == ["looked"]
+
+
+def test_a_refresh_is_not_waited_for_longer_than_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubelet_server, "_REFRESH_S", 0.01)
+
+    async def refresh() -> None:
+        await asyncio.Event().wait()
+
+    assert refreshed(refresh) == 504
