@@ -12,6 +12,63 @@ from slurmlet.operators.provisioning.resource_definitions import DEFINITIONS
 Obj = dict[str, Any]
 
 
+def definition(group: str, kind: str, versions: Sequence[str], *, scale: bool = False) -> Obj:
+    """A kind of somebody else's, with any fields: what is tested is who reads and writes it, not its schema."""
+    anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    subresources: Obj = {"status": {}}
+    if scale:
+        subresources["scale"] = {
+            "specReplicasPath": ".spec.replicas",
+            "statusReplicasPath": ".status.replicas",
+        }
+    plural = f"{kind.lower()}s"
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {
+            "name": f"{plural}.{group}",
+            "annotations": {"api-approved.kubernetes.io": "unapproved, for tests"},
+        },
+        "spec": {
+            "group": group,
+            "scope": "Namespaced",
+            "names": {"kind": kind, "plural": plural, "singular": kind.lower(), "listKind": f"{kind}List"},
+            "versions": [
+                {
+                    "name": version,
+                    "served": True,
+                    "storage": version == versions[-1],
+                    "subresources": subresources,
+                    "schema": {
+                        "openAPIV3Schema": {
+                            "type": "object",
+                            "properties": {"spec": anything, "status": anything},
+                        }
+                    },
+                }
+                for version in versions
+            ],
+        },
+    }
+
+
+METAL3 = "infrastructure.cluster.x-k8s.io"
+CLUSTER_API = "cluster.x-k8s.io"
+SLINKY = "slinky.slurm.net"
+
+
+def foreign_kinds() -> list[Obj]:
+    both = ("v1beta1", "v1beta2")
+    return [
+        definition(METAL3, "Metal3Data", both),
+        definition(METAL3, "Metal3DataTemplate", both),
+        definition(SLINKY, "Controller", ("v1beta1",)),
+        definition(CLUSTER_API, "Cluster", both),
+        definition(CLUSTER_API, "Machine", both),
+        definition(CLUSTER_API, "MachineDeployment", both, scale=True),
+    ]
+
+
 async def install(client: ApiClient, definitions: Sequence[Obj]) -> None:
     """Those that are there stay as they are; all are served when it returns."""
     for definition in definitions:

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from slurmlet.hub.hub_metrics import Counts, Histogram
+from slurmlet.hub.hub_metrics import Counts
 from slurmlet.hub.kubelet import pod_usage as module
 from slurmlet.hub.kubelet.kubelet_stats import node_asked
 from slurmlet.hub.kubelet.pod_usage import Usage
 from slurmlet.hub.runner_links import LinkLost, RunnerLink
 from slurmlet.kube.controller import Controller
+from slurmlet.model.histogram import Histogram
 from slurmlet.model.ids import PodUid
 from slurmlet.model.stats_summary import exposition
 from slurmlet.model.usage_samples import pod_cores

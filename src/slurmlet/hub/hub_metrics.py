@@ -3,46 +3,17 @@ its controllers do."""
 
 from __future__ import annotations
 
-import threading
 import time
-from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any
 
 from slurmlet.kube.controller import Controller
+from slurmlet.model.histogram import Histogram
 from slurmlet.model.ids import JobId
 from slurmlet.model.slurm_values import Capabilities, EndedJob, Grant, Job, JobSpec, Partition, SlurmNode
 from slurmlet.model.stats_summary import SLURM_REQUESTS, Family
 from slurmlet.slurm.interface import Slurm
-
-_BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-
-
-class Histogram:
-    """Observed from several threads."""
-
-    def __init__(self, bounds: Sequence[float] = _BOUNDS_S) -> None:
-        self._bounds = tuple(bounds)
-        self._counts = [0] * (len(self._bounds) + 1)
-        self._sum = 0.0
-        self._lock = threading.Lock()
-
-    def observe(self, value: float) -> None:
-        with self._lock:
-            self._counts[bisect_left(self._bounds, value)] += 1
-            self._sum += value
-
-    def family(self, name: str, text: str) -> Family:
-        family = Family(name, "histogram", text)
-        with self._lock:
-            counts, total = list(self._counts), self._sum
-        running = 0
-        for bound, count in zip((*map(str, self._bounds), "+Inf"), counts, strict=True):
-            running += count
-            family.samples.append(("_bucket", {"le": bound}, running, None))
-        family.samples.extend([("_sum", {}, total, None), ("_count", {}, running, None)])
-        return family
 
 
 class Counts:

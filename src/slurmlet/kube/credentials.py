@@ -120,12 +120,41 @@ def in_cluster(
 
 def from_kubeconfig(path: Path, context: str = "") -> Credentials:
     """Of one file and one context of it (default: its current one). Relative paths are relative to the file."""
+    try:
+        found = _credentials(path, path.read_text(), context)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"kubeconfig {path} cannot be read: {error}") from error
+    if not found.certificate_data and not found.key_data:
+        return found
+    # Certificate and key may come in two ways; a context wants them in one.
+    return replace(
+        found,
+        certificate_data=found.certificate_data or _bytes(found.certificate_file),
+        key_data=found.key_data or _bytes(found.key_file),
+    )
+
+
+def from_kubeconfig_data(data: bytes, origin: str) -> Credentials:
+    """Of the bytes of one, as a Secret holds them. It may not name files: those would be ours, not its author's."""
+    try:
+        found = _credentials(Path(origin), data.decode(), "")
+    except UnicodeDecodeError as error:
+        raise UserError(f"kubeconfig {origin} is not text: {error}") from error
+    files = (found.ca_file, found.certificate_file, found.key_file, found.token_file)
+    if any(files):
+        raise UserError(f"kubeconfig {origin} names files; the data themselves are expected")
+    return found
+
+
+def _credentials(path: Path, text: str, context: str) -> Credentials:
     import yaml  # only kubeconfigs need it
 
     try:
-        document = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"kubeconfig {path} cannot be read: {error}") from error
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        # Without the lines it stands in: they may be a key's.
+        problem = getattr(error, "problem", None) or type(error).__name__
+        raise UserError(f"kubeconfig {path} cannot be read: {problem}") from None
     if not isinstance(document, dict):
         raise UserError(f"kubeconfig {path} is not a kubeconfig file")
     name = context or document.get("current-context") or ""
@@ -144,10 +173,6 @@ def from_kubeconfig(path: Path, context: str = "") -> Credentials:
             f"kubeconfig {path}: user {chosen.get('user')!r} has a certificate without a key, or a key without a certificate"
         )
     token_file = user.get("tokenFile")
-    # Certificate and key may come in two ways; a context wants them in one.
-    if certificate_data or key_data:
-        certificate_data = certificate_data or _bytes(certificate_file)
-        key_data = key_data or _bytes(key_file)
     return replace(
         found, ca_file=ca_file, ca_data=ca_data, certificate_file=certificate_file, key_file=key_file,
         certificate_data=certificate_data, key_data=key_data, server_name=cluster.get("tls-server-name") or "",

@@ -1,0 +1,1 @@
+"""The worker bootstrap provider of Cluster API: what a new machine is told to become a Slurm worker."""
