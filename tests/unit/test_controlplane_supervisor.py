@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -64,7 +66,7 @@ class Trial:
     def start(self, *, beat_s: float = 10.0) -> None:
         program = (
             "from slurmlet.controlplane import heartbeat, supervisor\n"
-            "supervisor._LATE_S = supervisor._LAST_WRITES_S = 1.2\n"
+            "supervisor._LATE_S = supervisor._LAST_WRITES_S = 0.5\n"
             f"heartbeat.INTERVAL_S = {beat_s}\nsupervisor.run_as_program()\n"
         )
         argv = [sys.executable, "-P", "-c", program, str(self.files.root), str(self.binaries)]
@@ -84,11 +86,23 @@ class Trial:
     def gone(self, *pids: int) -> bool:
         return all(start_ticks(pid) is None for pid in pids)
 
-    def let_home_hang(self) -> Path:
-        """Whoever opens a pipe to read it waits until somebody writes."""
-        pipe = self.files.root / "hangs"
-        os.mkfifo(pipe)
-        return pipe.replace(run_files(self.files).heartbeat)
+    def let_home_hang(self) -> int:
+        """Until this descriptor is closed: the heartbeat is a pipe, and somebody reads it to whom nothing is said."""
+        made, pipe = self.files.root / "hangs", run_files(self.files).heartbeat
+
+        def writer() -> int | None:
+            # A beat that was under way may have replaced the last one.
+            if not pipe.is_fifo():
+                os.mkfifo(made)
+                made.replace(pipe)
+            with contextlib.suppress(OSError):  # nobody reads it yet
+                handle = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+                if stat.S_ISFIFO(os.fstat(handle).st_mode):
+                    return handle
+                os.close(handle)
+            return None
+
+        return int(eventually(writer))
 
     def said(self) -> str:
         return (self.files.logs / "supervisor.log").read_text()
@@ -202,26 +216,27 @@ def test_a_home_that_hangs_does_not_keep_the_supervisor_from_ending_all(trial: T
     trial.start(beat_s=0.1)
     assert trial.process is not None
     pids = [trial.pid(name) for name in ("etcd", "kube-apiserver", "hub")]
-    trial.let_home_hang()
-    time.sleep(0.5)  # long enough for a beat; a shorter one would only be easier
+    pipe = trial.let_home_hang()
     trial.process.terminate()
-    assert trial.process.wait(20) == 0
+    assert trial.process.wait(60) == 0
     assert trial.gone(*pids)
+    os.close(pipe)
 
 
 def test_a_component_that_dies_while_the_home_hangs_is_started_when_it_is_back(trial: Trial) -> None:
     trial.start(beat_s=0.1)
-    first = trial.pid("etcd")
+    assert trial.process is not None
+    first, hub = trial.pid("etcd"), trial.pid("hub")
     pipe = trial.let_home_hang()
-    time.sleep(0.5)
     os.kill(first, signal.SIGKILL)
     eventually(lambda: trial.gone(first))  # nobody but its parent can see to that
-    time.sleep(1.5)  # beyond what is late
-    pipe.open("w").close()
+    trial.process.send_signal(signal.SIGUSR1)
+    eventually(lambda: trial.gone(hub), 30)  # it goes round, and has seen by now that the home is late
+    os.close(pipe)
     eventually(lambda: trial.state("etcd").get("pid") not in (None, first))
     eventually(lambda: "the home answers again" in trial.said())
     assert "the home has not answered for" in trial.said()
-    assert heartbeat_of(trial) is not None
+    assert eventually(lambda: heartbeat_of(trial))
 
 
 def heartbeat_of(trial: Trial) -> Sign | None:
