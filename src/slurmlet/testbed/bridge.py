@@ -49,7 +49,19 @@ def plug(switch: Init, hosts: dict[str, Init]) -> None:
         [*added, *(f"link set {name} master {BRIDGE} up" for name in hosts if name in here | set(new))],
     )
     for name, init in new.items():
-        _ip(init, [f"addr add {address_of(name)}/24 dev eth0", "link set eth0 up", "link set lo up"])
+        _address(init, address_of(name))
+
+
+def plug_address(switch: Init, name: str, host: Init, address: str) -> None:
+    """Connect one more host, under an address that its name does not tell."""
+    wait_until(lambda: name not in links_of(switch), 10, f"the old cable of {name} to vanish")
+    added = f"link add {name} type veth peer name eth0 netns {host.pid}"
+    _ip(switch, [added, f"link set {name} master {BRIDGE} up"])
+    _address(host, address)
+
+
+def _address(init: Init, address: str) -> None:
+    _ip(init, [f"addr add {address}/24 dev eth0", "link set eth0 up", "link set lo up"])
 
 
 def set_cable(switch: Init, host: str, *, connected: bool) -> None:

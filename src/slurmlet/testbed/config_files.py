@@ -20,8 +20,7 @@ REST_PORT = 6820
 
 _SLURM = f"""\
 ClusterName={CLUSTER}
-SlurmctldHost={LOGIN}
-AuthType=auth/munge
+SlurmctldHost={LOGIN}({address_of(LOGIN)})
 AuthAltTypes=auth/jwt
 AuthAltParameters=jwt_key=/etc/slurm/jwt.key
 SlurmUser=slurm
@@ -47,7 +46,24 @@ GresTypes=gpu
 """
 
 
+# A node that no machine stands behind any more is seen as such soon; a job's record outlives the longest test.
+_DYNAMIC = """\
+AuthType=auth/slurm
+CredType=cred/slurm
+SlurmctldParameters=enable_configless,cloud_reg_addrs
+MaxNodeCount=64
+TreeWidth=65533
+NodeSet=small Feature=small
+NodeSet=large Feature=large
+PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP DefMemPerCPU=100
+PartitionName=small Nodes=small MaxTime=INFINITE State=UP DefMemPerCPU=100
+PartitionName=large Nodes=large MaxTime=INFINITE State=UP DefMemPerCPU=100
+"""
+
+
 def slurm_conf(plan: Plan) -> str:
+    if plan.dynamic:
+        return _SLURM.replace("MinJobAge=300", "MinJobAge=7200") + _DYNAMIC
     nodes = f"c[1-{plan.nodes}]"
     storage = (
         f"AccountingStorageType=accounting_storage/slurmdbd\nAccountingStorageHost={LOGIN}\n"
@@ -59,6 +75,7 @@ def slurm_conf(plan: Plan) -> str:
     # One real core is shared by many: Slurm is told of more than there are, and jobs ask for little memory by default.
     return (
         _SLURM
+        + "AuthType=auth/munge\n"
         + storage
         + "".join(_node(plan, host) for host in plan.compute_hosts)
         + f"PartitionName=batch Nodes={nodes} Default=YES MaxTime=INFINITE State=UP LLN=YES DefMemPerCPU=100\n"
@@ -72,6 +89,8 @@ def _node(plan: Plan, host: str) -> str:
 
 
 def gres_conf(plan: Plan) -> str:
+    if plan.gpu_host is None:
+        return "AutoDetect=off\n"
     return f"AutoDetect=off\nNodeName={plan.gpu_host} Name=gpu File=/dev/nvidia[0-{GPUS - 1}]\n"
 
 

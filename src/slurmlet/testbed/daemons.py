@@ -38,6 +38,8 @@ def services_of(plan: Plan, host: str) -> tuple[str, ...]:
     """In the order of starting."""
     if host != LOGIN:
         return ("munge", "slurmd")
+    if plan.dynamic:
+        return ("slurmctld", *(("slurmrestd",) if plan.rest else ()))
     accounting = ("mariadb", "slurmdbd") if plan.accounting else ()
     return ("munge", *accounting, "slurmctld", *(("slurmrestd",) if plan.rest else ()), "registry")
 
@@ -148,7 +150,10 @@ class Daemons:
         self._await_port("slurmd", 6818)
 
     def _start_slurmrestd(self) -> None:
-        argv = ["slurmrestd", "-a", "rest_auth/jwt", f":{REST_PORT}"]
+        # Without a database it refuses to start with the part that speaks for one.
+        accounting = "AccountingStorageType" in (self.paths.etc / "slurm/slurm.conf").read_text()
+        parts = [] if accounting else ["-s", "slurmctld"]
+        argv = ["slurmrestd", "-a", "rest_auth/jwt", *parts, f":{REST_PORT}"]
         self._detach("slurmrestd", argv, "restd", SLURM_JWT="daemon")
         self._await_port("slurmrestd", REST_PORT)
 

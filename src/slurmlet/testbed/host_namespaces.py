@@ -11,9 +11,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from slurmlet.base.errors import SlurmletError
 from slurmlet.base.files import read_json, write_json
@@ -80,6 +81,11 @@ def boot(paths: Paths, plan: Plan, host: str) -> Init:
         "machine_proc": host == SWITCH,
         "marker": [MARKER, str(paths.run)],
     }
+    return launch(paths, host, spec)
+
+
+def launch(paths: Paths, host: str, spec: Mapping[str, Any]) -> Init:
+    """Start a host from a whole description (host_boot.py) and write down its init."""
     said = run(
         [sys.executable, "-I", "-S", str(host_boot.__file__)], stdin=json.dumps(spec), timeout_s=30
     ).stdout

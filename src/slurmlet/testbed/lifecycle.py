@@ -69,6 +69,8 @@ def _converge(paths: Paths, plan: Plan, steps: Steps) -> _Changes:
     fresh = recorded_plan(paths) is None
     if fresh:
         _prepare(paths, plan)
+    if plan.dynamic:
+        return _converge_dynamic(paths, plan, steps)
     linked = user_install.link_upstream(paths)
     user_install.lay_library_ready(paths)
     with _quick(steps, "Booting hosts", not fresh):
@@ -84,6 +86,15 @@ def _converge(paths: Paths, plan: Plan, steps: Steps) -> _Changes:
             installed = installing_it.result()
     write_json(paths.plan, {"plan": plan.as_json(), "complete": True})
     return _Changes(bool(started or booted), installed or linked)
+
+
+def _converge_dynamic(paths: Paths, plan: Plan, steps: Steps) -> _Changes:
+    """Slurm's controller alone; nobody uses slurmlet on its hosts, so none is installed."""
+    booted = _boot_missing(paths, plan)
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        started = _start_services(paths, plan, pool, steps)
+    write_json(paths.plan, {"plan": plan.as_json(), "complete": True})
+    return _Changes(bool(started or booted), False)
 
 
 def _quick(steps: Steps, title: str, nothing_to_tell: bool) -> AbstractContextManager[None]:
@@ -125,6 +136,8 @@ def _write_etc(paths: Paths, plan: Plan) -> None:
         "slurm/jwt.key": ("slurm", secrets.token_bytes(32)),
         "slurm/slurmdbd.conf": ("slurm", slurmdbd_conf().encode()),
     }
+    if plan.dynamic:
+        secret_files["slurm/slurm.key"] = ("slurm", secrets.token_bytes(1024))
     for name, (owner, data) in secret_files.items():
         target = paths.etc / name
         target.unlink(missing_ok=True)

@@ -58,6 +58,8 @@ class Plan:
     slurm: str = DEFAULT_SLURM
     accounting: bool = True
     rest: bool = True
+    # No compute hosts, auth/slurm instead of munge: nodes register themselves (`slurmd -Z`), see testbed/provisioning.
+    dynamic: bool = False
 
     def __post_init__(self) -> None:
         if self.slurm not in SUITES:
@@ -68,6 +70,8 @@ class Plan:
             raise UserError(
                 f"{self.nodes} is not a possible number of nodes", hint=f"Choose 1 to {MAX_NODES}."
             )
+        if self.dynamic and (self.accounting or self.slurm != DEFAULT_SLURM):
+            raise UserError(f"a testbed of dynamic nodes has Slurm {DEFAULT_SLURM} and no accounting")
 
     @property
     def suite(self) -> str:
@@ -75,12 +79,12 @@ class Plan:
 
     @property
     def compute_hosts(self) -> tuple[str, ...]:
-        return tuple(f"c{number}" for number in range(1, self.nodes + 1))
+        return () if self.dynamic else tuple(f"c{number}" for number in range(1, self.nodes + 1))
 
     @property
-    def gpu_host(self) -> str:
+    def gpu_host(self) -> str | None:
         """The one with generic resources; the devices behind them are /dev/null by another name."""
-        return self.compute_hosts[-1]
+        return self.compute_hosts[-1] if self.compute_hosts else None
 
     @property
     def hosts(self) -> tuple[str, ...]:
