@@ -1,7 +1,7 @@
 """What cloud-init does at a machine's first boot, as far as worker machines need it: metadata, files, users, commands.
 
-Pure up to `Boot`; `act` runs it on a machine. What is not understood is refused by name: a test must not pass because half of
-a configuration was ignored.
+Pure up to `Boot`; `act` runs it on a machine. What is not understood is refused by name: a test must not pass because half
+of a configuration was ignored.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ def read(user_data: str, meta_data: Mapping[str, str]) -> Boot:
         raise CloudInitError("user data is not a mapping")
     unknown = set(config) - _KNOWN - _WITHOUT_EFFECT
     if unknown:
-        raise CloudInitError(f"user data has modules this machine does not have: {', '.join(sorted(unknown))}")
+        raise CloudInitError(
+            f"user data has modules this machine does not have: {', '.join(sorted(unknown))}"
+        )
     named = config.get("hostname") or meta_data.get("local-hostname") or meta_data.get("local_hostname")
     files = [_file(entry) for entry in config.get("write_files") or ()]
     late = [bool(entry.get("defer")) for entry in config.get("write_files") or ()]
