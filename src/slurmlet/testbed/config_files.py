@@ -20,7 +20,6 @@ REST_PORT = 6820
 
 _SLURM = f"""\
 ClusterName={CLUSTER}
-SlurmctldHost={LOGIN}({address_of(LOGIN)})
 AuthAltTypes=auth/jwt
 AuthAltParameters=jwt_key=/etc/slurm/jwt.key
 SlurmUser=slurm
@@ -47,7 +46,8 @@ GresTypes=gpu
 
 
 # A node that no machine stands behind any more is seen as such soon; a job's record outlives the longest test.
-_DYNAMIC = """\
+_DYNAMIC = f"""\
+SlurmctldHost={LOGIN}({address_of(LOGIN)})
 AuthType=auth/slurm
 CredType=cred/slurm
 SlurmctldParameters=enable_configless,cloud_reg_addrs
@@ -75,7 +75,7 @@ def slurm_conf(plan: Plan) -> str:
     # One real core is shared by many: Slurm is told of more than there are, and jobs ask for little memory by default.
     return (
         _SLURM
-        + "AuthType=auth/munge\n"
+        + f"SlurmctldHost={LOGIN}\nAuthType=auth/munge\n"
         + storage
         + "".join(_node(plan, host) for host in plan.compute_hosts)
         + f"PartitionName=batch Nodes={nodes} Default=YES MaxTime=INFINITE State=UP LLN=YES DefMemPerCPU=100\n"

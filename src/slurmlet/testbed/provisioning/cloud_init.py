@@ -23,8 +23,11 @@ from slurmlet.base.processes import Completed
 
 _JINJA = "## template: jinja"
 _HEADER = "#cloud-config"
-# {{ ds.meta_data.name }}, {{ ds.meta_data['name'] }}; the filters that a template of ours may use are none.
-_VARIABLE = re.compile(r"{{-?\s*ds\.meta_data(?:\.([A-Za-z_]\w*)|\[\s*['\"]([^'\"]+)['\"]\s*\])\s*-?}}")
+# {{ ds.meta_data.name }}, {{ ds.meta_data['name'] }} and a text of its own, {{ '{#' }}: all that templates of ours have.
+_EXPRESSION = re.compile(
+    r"{{\s*(?:ds\.meta_data(?:\.([A-Za-z_]\w*)|\[\s*['\"]([^'\"]+)['\"]\s*\])|'([^']*)')\s*}}"
+)
+_TEMPLATE = re.compile(r"{{.*?}}|{%.*?%}|{#.*?#}", re.DOTALL)
 # Known to cloud-init and of no consequence on a machine of the testbed.
 _WITHOUT_EFFECT = frozenset(
     {"ssh_pwauth", "package_update", "package_upgrade", "ntp", "timezone", "output", "preserve_hostname"}
@@ -98,7 +101,12 @@ def render(text: str, metadata: Mapping[str, str]) -> str:
     values = {key.replace("-", "_"): value for key, value in metadata.items()} | dict(metadata)
 
     def value(found: re.Match[str]) -> str:
-        name = found[1] or found[2]
+        known = _EXPRESSION.fullmatch(found[0])
+        if known is None:
+            raise CloudInitError(f"jinja that this machine does not understand: {found[0]}")
+        if known[3] is not None:
+            return known[3]
+        name = known[1] or known[2]
         if name not in values:
             raise CloudInitError(
                 f"the template wants ds.meta_data.{name}, which metaData does not have",
@@ -106,11 +114,7 @@ def render(text: str, metadata: Mapping[str, str]) -> str:
             )
         return values[name]
 
-    done = _VARIABLE.sub(value, text)
-    left = re.search(r"{{.*?}}|{%.*?%}", done)
-    if left:
-        raise CloudInitError(f"jinja that this machine does not understand: {left[0]}")
-    return done
+    return _TEMPLATE.sub(value, text)
 
 
 def _file(entry: Mapping[str, Any]) -> File:

@@ -1,9 +1,9 @@
 """A Cluster API infrastructure provider (contracts v1beta1 and v1beta2) whose bare metal is the testbed's machine hosts.
 
 Does what Metal3's does, with its objects: takes a free BareMetalHost that the selector of a Metal3Machine allows, renders
-the Metal3DataTemplate into a Metal3Data and its metaData Secret (the moment at which the injection webhook is called), boots the
-machine with that and the bootstrap Secret of its Machine, and says when it is provisioned. Everything it knows is in these
-objects and in which machines are on: it may be killed at any step.
+the Metal3DataTemplate into a Metal3Data and its metaData Secret (the moment at which the injection webhook is called),
+boots the machine with that and the bootstrap Secret of its Machine, and says when it is provisioned. Everything it knows is
+in these objects and in which machines are on: it may be killed at any step.
 
     python -m slurmlet.testbed.provisioning.infrastructure_provider KUBECONFIG [--boot-seconds S] [--metal3 VERSION]
 """
@@ -132,6 +132,12 @@ class InfrastructureProvider:
                 await asyncio.to_thread(self._hosts.power_off, _number(host))
                 await self._client.patch(_host_path(host), {"spec": {"consumerRef": None, "online": False}})
                 await self._tell_host(host, {"provisioning": {"state": "available"}})
+        data = self._path("metal3datas", key_of(found))
+        try:
+            await self._client.delete(data, {})
+        except ApiError as error:
+            if error.status != 404:
+                raise
         await finalizers.remove(self._client, path, FINALIZER)
 
     async def _take_host(self, found: Obj) -> Obj:

@@ -1,6 +1,6 @@
-"""A whole test site for `slurmlet provision`: Slurm, management cluster, Cluster API, bare metal, and the operator under test.
+"""A whole test site for `slurmlet provision`: Slurm, a management cluster, Cluster API and bare metal.
 
-    with running_site(Plan(...)) as site:
+    with running_site(SiteSettings(), crds) as site:
         site.management.kubectl(...)          site.slurm("squeue")
 
 Everything of it ends with the testbed.
@@ -75,9 +75,7 @@ class ProvisionSite:
         argv = [sys.executable, "-m", "slurmlet.testbed.provisioning.infrastructure_provider"]
         argv += [str(self.management.kubeconfig), "--metal3", self.settings.metal3]
         env = {NAME_VARIABLE: self.bed.paths.name}
-        self.management.launch_on_machine(
-            PROVIDER, [*argv, "--boot-seconds", str(self.settings.boot_s)], env
-        )
+        self.management.launch_on_machine(PROVIDER, [*argv, "--boot-seconds", str(self.settings.boot_s)], env)
 
     def rest_token(self) -> str:
         said = self.slurm("scontrol", "token", "username=root", "lifespan=86400", user="root")
@@ -126,9 +124,7 @@ def running_site(settings: SiteSettings, crds: Sequence[Mapping[str, Any]]) -> I
     lifecycle.down()
     lifecycle.up(PLAN)
     try:
-        site = ProvisionSite(
-            Testbed.running(), ManagementCluster(Testbed.running(), parts), settings
-        )
+        site = ProvisionSite(Testbed.running(), ManagementCluster(Testbed.running(), parts), settings)
         site.management.start()
         site.prepare(crds)
         yield site

@@ -1,7 +1,7 @@
 """What an administrator would have applied on a site with Slinky, Cluster API and Metal3: the objects of a test site. Pure.
 
-One management cluster that is its own workload cluster: Slurm's controller is a StatefulSet of Slinky's there (its pod stands
-for the slurmctld of host login), workers are MachineDeployments.
+One management cluster that is its own workload cluster: Slurm's controller is a StatefulSet of Slinky's there (its pod
+stands for the slurmctld of host login), workers are MachineDeployments.
 """
 
 from __future__ import annotations
@@ -178,9 +178,7 @@ def workers(wanted: Workers) -> list[Obj]:
             },
         ),
         _bootstrap(wanted),
-        machine_deployment(
-            name, {"configRef": _reference(_BOOTSTRAP, "SlurmWorkerConfigTemplate", name)}
-        ),
+        machine_deployment(name, {"configRef": _reference(_BOOTSTRAP, "SlurmWorkerConfigTemplate", name)}),
         *([worker_set(wanted)] if wanted.autoscaled else []),
     ]
 
