@@ -35,7 +35,7 @@ def site() -> Iterator[ProvisionSite]:
 
 @pytest.fixture(scope="session")
 def operator_of_all(site: ProvisionSite) -> Iterator[OperatorProcess]:
-    process = OperatorProcess(site, ROOT)
+    process = OperatorProcess(site)
     process.install()
     process.start()
     yield process

@@ -44,7 +44,7 @@ def test_machines_become_nodes_that_run_jobs_and_go_again(site: ProvisionSite, b
     assert eventually(lambda: by_hand.state(job) == "COMPLETED")
     by_hand.scale(0)
     eventually(lambda: not by_hand.machines())
-    hosts = site.management.get("baremetalhosts", "-n", site_objects.NAMESPACE)["items"]
+    hosts = site.management.items("baremetalhosts", "-n", site_objects.NAMESPACE)
     assert not any((one["spec"].get("consumerRef")) for one in hosts)
     assert all(site.machines.init(number) is None for number in range(1, len(hosts) + 1))
     by_hand.remove()

@@ -48,14 +48,24 @@ class Farm:
         kubectl("-n", NAMESPACE, "delete", "workersets", self.name, "--ignore-not-found", check=False)
         self.scale(0)
         for machine in self.machines():
-            kubectl(
-                "-n", NAMESPACE, "annotate", "machine", machine, check=False,
-                *("pre-drain.delete.hook.machine.cluster.x-k8s.io/slurmlet-", "--overwrite"),
-            )  # fmt: skip
+            self._unhook(machine)
         eventually(lambda: not self.machines(), 120)
         for node in self.nodes():
             self.site.slurm("scontrol", "delete", f"nodename={node}", user="root", check=False)
         kubectl("-n", NAMESPACE, "delete", "machinedeployments", self.name, "--ignore-not-found")
+
+    def _unhook(self, machine: str) -> None:
+        """With the WorkerSet gone nobody else takes the operator's hooks off."""
+        found = self.machines().get(machine) or {"metadata": {}}
+        hooks = [
+            one
+            for one in found["metadata"].get("annotations") or {}
+            if one.startswith("pre-drain.delete.hook")
+        ]
+        for hook in hooks:
+            self.site.management.kubectl(
+                "-n", NAMESPACE, "annotate", "machine", machine, f"{hook}-", check=False
+            )
 
     def scale(self, replicas: int) -> None:
         self.site.management.kubectl(
@@ -92,8 +102,8 @@ class Farm:
         return found
 
     def machines(self) -> dict[str, dict[str, Any]]:
-        listed = self.site.management.get("machines", "-n", NAMESPACE, "-l", f"workers={self.name}")
-        return {one["metadata"]["name"]: one for one in listed["items"]}
+        listed = self.site.management.items("machines", "-n", NAMESPACE, "-l", f"workers={self.name}")
+        return {one["metadata"]["name"]: one for one in listed}
 
     def replicas(self) -> int:
         found = self.site.management.get("machinedeployment", self.name, "-n", NAMESPACE)
@@ -113,8 +123,8 @@ class Farm:
         return not self.machines() and not self.nodes() and self.replicas() == 0
 
     def events(self) -> list[tuple[str, str]]:
-        listed = self.site.management.get("events", "-n", NAMESPACE)
-        return [(one.get("reason", ""), one.get("message", "")) for one in listed["items"]]
+        listed = self.site.management.items("events", "-n", NAMESPACE)
+        return [(one.get("reason", ""), one.get("message", "")) for one in listed]
 
     def logs(self) -> str:
         """For a failing test: what the parts said last."""

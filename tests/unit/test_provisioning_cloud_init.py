@@ -91,6 +91,10 @@ class TestActing:
         assert (tmp_path / "etc/slurm/k").stat().st_mode & 0o777 == 0o600
         assert ran == [("chown", "slurm:slurm", "/etc/slurm/k"), ("slurmd", "-Z")]
 
+    def test_boot_commands_come_before_files_and_other_commands(self, tmp_path: Path) -> None:
+        text = "#cloud-config\nruncmd: [[b]]\nbootcmd: [[a]]\n"
+        assert self.run_on(tmp_path, text) == [("a",), ("b",)]
+
     def test_the_first_failing_command_ends_the_boot(self, tmp_path: Path) -> None:
         with pytest.raises(CloudInitError, match="command of the user data failed"):
             self.run_on(tmp_path, "#cloud-config\nruncmd: [[a], [b]]\n", code=1)

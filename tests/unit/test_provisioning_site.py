@@ -1,4 +1,4 @@
-"""The parts of the provisioning test site that need no machine: its objects, upstream's manifests, its unit starter."""
+"""The parts of the provisioning test site that need no machine: its objects and upstream's manifests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import yaml
 
 from slurmlet.base.errors import UserError
 from slurmlet.testbed import config_files, daemons
-from slurmlet.testbed.provisioning import cluster_api, metal3_kinds, site_objects, unit_starter
+from slurmlet.testbed.provisioning import cluster_api, metal3_kinds, site_objects
 from slurmlet.testbed.provisioning.infrastructure_provider import render_metadata
 from slurmlet.testbed.testbed_plan import LOGIN, Plan
 
@@ -103,16 +103,3 @@ class TestObjects:
         assert made["MachineDeployment"]["spec"]["replicas"] == 0
         assert made["WorkerSet"]["spec"]["scaleTargetRef"]["name"] == "w"
         assert made["Metal3DataTemplate"]["metadata"]["labels"] == {"slurm-controller-namespace": "slurm"}
-
-
-class TestUnitStarter:
-    def test_a_drop_in_may_clear_and_replace_a_command(self) -> None:
-        unit = "[Service]\nExecStart=/usr/sbin/slurmd -D\nEnvironment=A=1\n"
-        drop = "[Service]\nExecStart=\nExecStart=/usr/sbin/slurmd -Z \\\n  $OPTIONS\n"
-        said = unit_starter.settings([unit, drop])
-        assert said["ExecStart"] == ["/usr/sbin/slurmd -Z    $OPTIONS"]
-        assert unit_starter.environment(said, {}) == {"A": "1"}
-
-    def test_a_lone_variable_becomes_words_and_one_in_braces_stays_one(self) -> None:
-        env = {"OPTIONS": "-a -b", "NAME": "x y"}
-        assert unit_starter.command("slurmd $OPTIONS ${NAME}", env) == ["slurmd", "-a", "-b", "x y"]

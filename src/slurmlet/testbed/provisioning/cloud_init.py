@@ -58,6 +58,7 @@ class Boot:
     files: tuple[File, ...]
     late_files: tuple[File, ...]
     users: tuple[str, ...]
+    early_commands: tuple[tuple[str, ...], ...]
     commands: tuple[tuple[str, ...], ...]
 
 
@@ -84,7 +85,8 @@ def read(user_data: str, meta_data: Mapping[str, str]) -> Boot:
         tuple(file for file, deferred in zip(files, late, strict=True) if not deferred),
         tuple(file for file, deferred in zip(files, late, strict=True) if deferred),
         tuple(_user(entry) for entry in config.get("users") or () if entry != "default"),
-        tuple(_command(entry) for key in ("bootcmd", "runcmd") for entry in config.get(key) or ()),
+        tuple(_command(entry) for entry in config.get("bootcmd") or ()),
+        tuple(_command(entry) for entry in config.get("runcmd") or ()),
     )
 
 
@@ -153,14 +155,16 @@ def act(boot: Boot, root: Path, run: Callable[[Sequence[str]], Completed], log: 
     cloud-init itself would go on after one: a test wants to know which it was.
     """
     with log.open("a") as said:
-        for name in boot.users:
-            _said(run(["sh", "-c", 'id -u "$0" || useradd --no-create-home "$0"', name]), said, stop=True)
+        for command in boot.early_commands:
+            _said(run(command), said)
         for file in boot.files:
             _write(file, root, run)
+        for name in boot.users:
+            _said(run(["sh", "-c", 'id -u "$0" || useradd --no-create-home "$0"', name]), said)
         for file in boot.late_files:
             _write(file, root, run)
         for command in boot.commands:
-            _said(run(command), said, stop=True)
+            _said(run(command), said)
 
 
 def _write(file: File, root: Path, run: Callable[[Sequence[str]], Completed]) -> None:
@@ -178,10 +182,10 @@ def _write(file: File, root: Path, run: Callable[[Sequence[str]], Completed]) ->
             raise CloudInitError(f"{file.path} cannot be given to {file.owner}: {done.stderr.strip()}")
 
 
-def _said(done: Completed, log: Any, *, stop: bool) -> None:
+def _said(done: Completed, log: Any) -> None:
     log.write(f"$ {json.dumps(done.argv[-3:])}\n{done.stdout}{done.stderr}")
     log.flush()
-    if stop and not done.ok:
+    if not done.ok:
         raise CloudInitError(
             f"command of the user data failed ({done.code}): {done.argv[-1]!r}: {done.stderr.strip()[-300:]}"
         )

@@ -6,7 +6,6 @@ slurm.conf, no name of the controller. Its hostname and its files come from what
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +22,6 @@ _ENV = {"PATH": "/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-
 # Compute hosts of other testbeds end at .74; the last octet of a machine is above.
 _FIRST_OCTET = 100
 MAX_MACHINES = 120
-# The testbed's hosts have no systemd: this stands in for the few verbs that a cloud-init uses.
-_SYSTEMCTL = Path(__file__).parent / "unit_starter.py"
 
 
 @dataclass(frozen=True)
@@ -91,20 +88,18 @@ class MachineHosts:
 
     def _disk(self, own: Path, number: int, hostname: str) -> list[tuple[str, str, bool]]:
         etc, tools = own / "etc", own / "tools"
-        for folder in (own / "lib", own / "log", own / "opt", tools):
+        for folder in (own / "lib", own / "log" / "slurm", own / "opt", tools):
             folder.mkdir(parents=True, mode=0o755)
         run(["cp", "-a", "--", str(self.bed.paths.root(self.bed.plan) / "etc"), str(etc)])
         (etc / "hosts").write_text(f"127.0.0.1 localhost\n{self.address(number)} {hostname}\n")
         (etc / "resolv.conf").write_text("")
-        shutil.copyfile(_SYSTEMCTL, tools / "systemctl")
-        (tools / "systemctl").chmod(0o755)
         return [
             (str(etc), "/etc", False),
             (str(self.bed.paths.home), "/home", False),
             (str(own / "opt"), "/opt", False),
             (str(own / "lib"), "/var/lib/slurm", False),
             (str(own / "log"), "/var/log", False),
-            (str(tools), "/usr/local/sbin", True),
+            (str(tools), "/usr/local/sbin", False),
         ]
 
 

@@ -90,6 +90,11 @@ class ManagementCluster:
         done = self.kubectl("get", *words, "-o", "json", "--ignore-not-found")
         return json.loads(done.stdout) if done.stdout.strip() else None
 
+    def items(self, *words: str) -> list[Obj]:
+        """All that `kubectl get …` finds, which may be nothing."""
+        found = self.get(*words)
+        return list(found["items"]) if found else []
+
     def launch(self, name: str, argv: Sequence[str], env: Mapping[str, str] | None = None) -> None:
         """Start a program in host login's network; its words go to <root>/<name>.log."""
         with (self.root / f"{name}.log").open("ab") as log:

@@ -88,12 +88,12 @@ def look(site: ProvisionSite) -> Sample:
         "sh", "-c", "squeue -h -a -t all -o '%i %T'; echo --; sinfo -h -N -o '%N %T' | sort -u", user="root"
     )
     jobs, _, nodes = said.partition("--\n")
-    listed = site.management.get(
+    listed = site.management.items(
         "machines.v1beta2.cluster.x-k8s.io,machinedeployments.v1beta2.cluster.x-k8s.io,secrets",
         "-n",
         NAMESPACE,
     )
-    return sample(time.time(), jobs, nodes, listed["items"])
+    return sample(time.time(), jobs, nodes, listed)
 
 
 def sample(time_s: float, jobs: str, nodes: str, objects: Sequence[Mapping[str, Any]]) -> Sample:
