@@ -11,7 +11,6 @@ from pathlib import Path
 from slurmlet.base.processes import Completed
 from slurmlet.testbed.provisioning import site_objects
 from slurmlet.testbed.provisioning.provision_site import OPERATOR, ProvisionSite, done_on
-from slurmlet.testbed.testbed_plan import LOGIN, address_of
 
 SLURMLET = str(Path(sys.executable).parent / "slurmlet")
 # Looks at the queue more often than a site would want: a test waits for each of them.
@@ -37,7 +36,7 @@ class OperatorProcess:
             cluster.apply(site_objects.secret("slurm-token", token=self.site.rest_token()))
             connection = {
                 "rest": {
-                    "url": f"http://{address_of(LOGIN)}:6820",
+                    "url": "http://127.0.0.1:6820",
                     "user": "root",
                     "tokenSecretRef": {"name": "slurm-token", "key": "token"},
                 }

@@ -26,8 +26,13 @@ class TestPlan:
         text = config_files.slurm_conf(DYNAMIC)
         for line in ("AuthType=auth/slurm", "MaxNodeCount=64", "PartitionName=batch Nodes=ALL"):
             assert line in text
-        assert "NodeName=" not in text
         assert "auth/munge" not in text
+
+    def test_nodes_that_are_always_down_tell_slurm_the_shape_of_workers_to_come(self) -> None:
+        text = config_files.slurm_conf(DYNAMIC)
+        nodes = [line for line in text.splitlines() if line.startswith("NodeName=")]
+        assert all("State=DOWN" in line and line.startswith("NodeName=shape-") for line in nodes)
+        assert any("CPUs=4 RealMemory=2000 Feature=small" in line for line in nodes)
 
     def test_the_ordinary_testbed_keeps_munge_and_its_nodes(self) -> None:
         text = config_files.slurm_conf(Plan())

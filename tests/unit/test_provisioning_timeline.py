@@ -28,7 +28,9 @@ def test_a_look_tells_jobs_nodes_machines_and_replicas() -> None:
         {"kind": "Secret", "metadata": {"name": "b-metadata"}},
         {"kind": "MachineDeployment", "metadata": {"name": "w"}, "spec": {"replicas": 4}},
     ]
-    seen = timeline.sample(1.0, "7 PENDING\n8 RUNNING\n", "c idle\nd draining*\n", objects)
+    seen = timeline.sample(
+        1.0, "7 PENDING\n8 RUNNING\n", "c idle\nd draining*\nshape-small-1 down*\n", objects
+    )
     assert seen.jobs == {"7": "PENDING", "8": "RUNNING"}
     assert seen.nodes == {"c": "idle", "d": "draining"}
     assert seen.machines == {"a": "machine", "b": "injected", "c": "provisioned", "d": "deleting"}

@@ -45,7 +45,10 @@ GresTypes=gpu
 """
 
 
-# A node that no machine stands behind any more is seen as such soon; a job's record outlives the longest test.
+# slurmctld refuses a job that none of its nodes could ever run. Where workers may be none at all, nodes that are always down
+# tell it what they will look like: as many as a job may ask for at once.
+SHAPES = {"small": "CPUs=4 RealMemory=2000", "large": "CPUs=8 RealMemory=4000"}
+SHAPE_PREFIX = "shape-"
 _DYNAMIC = f"""\
 SlurmctldHost={LOGIN}({address_of(LOGIN)})
 AuthType=auth/slurm
@@ -53,17 +56,20 @@ CredType=cred/slurm
 SlurmctldParameters=enable_configless,cloud_reg_addrs
 MaxNodeCount=64
 TreeWidth=65533
-NodeSet=small Feature=small
-NodeSet=large Feature=large
 PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP DefMemPerCPU=100
-PartitionName=small Nodes=small MaxTime=INFINITE State=UP DefMemPerCPU=100
-PartitionName=large Nodes=large MaxTime=INFINITE State=UP DefMemPerCPU=100
 """
 
 
 def slurm_conf(plan: Plan) -> str:
     if plan.dynamic:
-        return _SLURM.replace("MinJobAge=300", "MinJobAge=7200") + _DYNAMIC
+        shapes = (
+            f"NodeName={SHAPE_PREFIX}{name}-[1-8] NodeAddr=127.0.0.1 {shape} Feature={name} State=DOWN Reason=shape\n"
+            f"NodeSet={name} Feature={name}\n"
+            f"PartitionName={name} Nodes={name} MaxTime=INFINITE State=UP DefMemPerCPU=100\n"
+            for name, shape in SHAPES.items()
+        )
+        # Tests read records of jobs that ended long ago.
+        return _SLURM.replace("MinJobAge=300", "MinJobAge=7200") + _DYNAMIC + "".join(shapes)
     nodes = f"c[1-{plan.nodes}]"
     storage = (
         f"AccountingStorageType=accounting_storage/slurmdbd\nAccountingStorageHost={LOGIN}\n"

@@ -15,6 +15,7 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 from slurmlet.base.errors import SlurmletError
+from slurmlet.testbed.config_files import SHAPE_PREFIX
 from slurmlet.testbed.provisioning.provision_site import ProvisionSite
 from slurmlet.testbed.provisioning.site_objects import NAMESPACE
 
@@ -108,7 +109,11 @@ def sample(time_s: float, jobs: str, nodes: str, objects: Sequence[Mapping[str, 
     return Sample(
         time_s,
         {words[0]: words[1] for line in jobs.splitlines() if len(words := line.split()) == 2},
-        {words[0]: node_state(words[1]) for line in nodes.splitlines() if len(words := line.split()) == 2},
+        {
+            words[0]: node_state(words[1])
+            for line in nodes.splitlines()
+            if len(words := line.split()) == 2 and not words[0].startswith(SHAPE_PREFIX)
+        },
         {one["metadata"]["name"]: _machine_state(one, injected) for one in by_kind.get("Machine", ())},
         {
             one["metadata"]["name"]: int(one["spec"].get("replicas", 0))
