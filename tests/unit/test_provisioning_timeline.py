@@ -36,7 +36,8 @@ def test_a_look_tells_jobs_nodes_machines_and_replicas() -> None:
     assert seen.machines == {"a": "machine", "b": "injected", "c": "provisioned", "d": "deleting"}
     assert seen.replicas == {"w": 4}
     assert seen.rows()["c"] == "idle"
-    assert seen.rows()["d"] == "deleting"
+    assert seen.rows()["d"] == "draining"
+    assert Sample(0.0, {}, {"e": "down"}, {"e": "deleting"}, {}).rows() == {"e": "deleting"}
 
 
 def test_states_in_words_of_the_picture() -> None:

@@ -58,6 +58,11 @@ class ProvisionSite:
         """What one of Slurm's commands says on host login."""
         return self.bed.run(argv, user=user, check=check).stdout
 
+    def controller_log(self) -> str:
+        """slurmctld's own log: what was done to nodes and jobs, however short it lasted."""
+        path = self.bed.paths.host_dir(LOGIN) / "log" / "slurm" / "slurmctld.log"
+        return path.read_text(errors="replace")
+
     def prepare(self, crds: Sequence[Mapping[str, Any]]) -> None:
         """What is there before a worker is asked for; `crds`: those of the operator under test."""
         cluster = self.management

@@ -44,7 +44,8 @@ class Sample:
         found = {f"job {name}": state for name, state in self.jobs.items()}
         for name in {*self.machines, *self.nodes}:
             machine, node = self.machines.get(name, ABSENT), self.nodes.get(name, ABSENT)
-            found[name] = machine if machine == "deleting" or not node else node
+            gone = machine == "deleting" and node not in ("draining", "drained")
+            found[name] = machine if gone or not node else node
         return found
 
 
