@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 # Present when this very checkout's environment holds what the lock asks for; a warm `make setup` looks no further.
 STAMP := $(VENV)/.holds-$(shell { cat requirements-dev.lock pyproject.toml; echo '$(CURDIR)'; } | sha256sum | cut -c1-16)
 
-.PHONY: help setup demo test unit coverage e2e conformance provision-e2e lint format protocol lock wheel clean packages
+.PHONY: help setup demo test unit coverage e2e conformance provision-e2e provision-demo lint format protocol lock wheel clean packages
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -39,6 +39,9 @@ conformance: setup ## Upstream's conformance specs on a testbed of their own (FO
 	trap '$(BIN)/slurmlet testbed down' EXIT; \
 	$(BIN)/slurmlet testbed up --nodes 32 --no-rest; \
 	$(BIN)/python -m slurmlet.testbed.conformance $(if $(FOCUS),--focus '$(FOCUS)') $(ARGS)
+
+provision-demo: setup ## Watch machines being made for jobs and going again: Slurm, Cluster API, a picture at the end (root)
+	@$(BIN)/python demo/provision.py
 
 provision-e2e: setup ## Tests of `slurmlet provision`: real Cluster API, machines that boot (root; T="-k circle" picks some)
 	@tests/provision_e2e/run $(T)

@@ -18,32 +18,33 @@ from slurmlet.testbed.provisioning.provision_site import (
     running_site,
 )
 from slurmlet.testbed.provisioning.site_objects import Workers
-from tests.provision_e2e.operator_process import OperatorProcess
+from slurmlet.testbed.provisioning.site_operator import SiteOperator
 from tests.provision_e2e.worker_machines import Farm
 
 ROOT = Path(__file__).parents[2]
 # Pictures and tables of a run: the tests write them, a person looks at them.
+PACKAGING = ROOT / "packaging" / "provision"
 RESULTS = ROOT / "build" / "provision"
 
 
 @pytest.fixture(scope="session")
 def site() -> Iterator[ProvisionSite]:
     RESULTS.mkdir(parents=True, exist_ok=True)
-    with running_site(SiteSettings(machines=8), definitions_in(ROOT / "packaging/provision/crds")) as here:
+    with running_site(SiteSettings(machines=8), definitions_in(PACKAGING / "crds")) as here:
         yield here
 
 
 @pytest.fixture(scope="session")
-def operator_of_all(site: ProvisionSite) -> Iterator[OperatorProcess]:
-    process = OperatorProcess(site)
-    process.install()
+def operator_of_all(site: ProvisionSite) -> Iterator[SiteOperator]:
+    process = SiteOperator(site)
+    process.install(PACKAGING / "manifests" / "install.yaml")
     process.start()
     yield process
     process.stop()
 
 
 @pytest.fixture
-def operator(operator_of_all: OperatorProcess) -> OperatorProcess:
+def operator(operator_of_all: SiteOperator) -> SiteOperator:
     """The operator that all tests share; a test that ended it need not bring it back."""
     if not operator_of_all.running():
         operator_of_all.start()

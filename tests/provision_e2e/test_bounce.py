@@ -12,9 +12,9 @@ import time
 
 from slurmlet.testbed.provisioning import timeline
 from slurmlet.testbed.provisioning.provision_site import ProvisionSite
+from slurmlet.testbed.provisioning.site_operator import SiteOperator
 from slurmlet.testbed.provisioning.timeline import Sample
 from tests.provision_e2e.conftest import RESULTS, MakeFarm
-from tests.provision_e2e.operator_process import OperatorProcess
 from tests.provision_e2e.worker_machines import Farm, eventually
 
 COOL_DOWN_S = 12
@@ -43,7 +43,7 @@ def keep(samples: list[Sample], rule: str, restarts: int, bounced: int) -> None:
 
 
 def test_jobs_of_different_lengths_are_neither_requeued_nor_killed(
-    site: ProvisionSite, operator: OperatorProcess, farm: MakeFarm
+    site: ProvisionSite, operator: SiteOperator, farm: MakeFarm
 ) -> None:
     workers = farm(maximum=3, more={"scaleInAfterSeconds": COOL_DOWN_S})
     recorder = timeline.Recorder(site)

@@ -7,8 +7,8 @@ import base64
 from slurmlet.testbed.provisioning import timeline
 from slurmlet.testbed.provisioning.provision_site import ProvisionSite
 from slurmlet.testbed.provisioning.site_objects import NAMESPACE
+from slurmlet.testbed.provisioning.site_operator import SiteOperator
 from tests.provision_e2e.conftest import RESULTS, MakeFarm
-from tests.provision_e2e.operator_process import OperatorProcess
 from tests.provision_e2e.worker_machines import eventually
 
 
@@ -18,7 +18,7 @@ def secret(site: ProvisionSite, name: str, key: str) -> str:
 
 
 def test_a_job_makes_its_machine_and_the_machine_goes_when_it_is_idle(
-    site: ProvisionSite, operator: OperatorProcess, farm: MakeFarm
+    site: ProvisionSite, operator: SiteOperator, farm: MakeFarm
 ) -> None:
     workers = farm(more={"scaleInAfterSeconds": 5})
     recorder = timeline.Recorder(site)
@@ -49,7 +49,7 @@ def test_a_job_makes_its_machine_and_the_machine_goes_when_it_is_idle(
     (RESULTS / "circle.txt").write_text(timeline.text(samples))
 
 
-def test_several_nodes_for_one_job_and_none_for_a_held_one(operator: OperatorProcess, farm: MakeFarm) -> None:
+def test_several_nodes_for_one_job_and_none_for_a_held_one(operator: SiteOperator, farm: MakeFarm) -> None:
     workers = farm(maximum=3, more={"scaleInAfterSeconds": 5})
     held = workers.submit("true", "--hold")
     wide = workers.submit("srun sleep 2", "--nodes=2")
@@ -60,7 +60,7 @@ def test_several_nodes_for_one_job_and_none_for_a_held_one(operator: OperatorPro
     eventually(workers.settled)
 
 
-def test_the_plan_says_what_it_would_do_and_why(operator: OperatorProcess, farm: MakeFarm) -> None:
+def test_the_plan_says_what_it_would_do_and_why(operator: SiteOperator, farm: MakeFarm) -> None:
     workers = farm(maximum=0)
     job = workers.submit("true")
     said = eventually(lambda: job in (text := operator.ask("plan").stdout) and text)

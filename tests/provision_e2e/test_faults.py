@@ -11,9 +11,9 @@ from slurmlet.testbed.daemons import Daemons
 from slurmlet.testbed.provisioning.infrastructure_provider import FAULT, NEVER_BOOTS
 from slurmlet.testbed.provisioning.provision_site import ProvisionSite
 from slurmlet.testbed.provisioning.site_objects import NAMESPACE
+from slurmlet.testbed.provisioning.site_operator import METRICS_PORT, WEBHOOK_PORT, SiteOperator
 from slurmlet.testbed.testbed_plan import LOGIN
 from tests.provision_e2e.conftest import MakeFarm
-from tests.provision_e2e.operator_process import METRICS_PORT, WEBHOOK_PORT, OperatorProcess
 from tests.provision_e2e.worker_machines import Farm, eventually
 
 QUICK = {"scaleInAfterSeconds": 4}
@@ -36,9 +36,7 @@ STEPS = {
 }
 
 
-def test_an_operator_killed_at_each_step_goes_on_where_it_was(
-    operator: OperatorProcess, farm: MakeFarm
-) -> None:
+def test_an_operator_killed_at_each_step_goes_on_where_it_was(operator: SiteOperator, farm: MakeFarm) -> None:
     workers = farm(more=QUICK)
     job = workers.submit("sleep 3")
     killed = []
@@ -57,7 +55,7 @@ def test_an_operator_killed_at_each_step_goes_on_where_it_was(
 
 
 def test_nothing_is_done_while_slurmctld_is_away(
-    site: ProvisionSite, operator: OperatorProcess, farm: MakeFarm
+    site: ProvisionSite, operator: SiteOperator, farm: MakeFarm
 ) -> None:
     workers = farm(minimum=1, more=QUICK)
     eventually(lambda: len(workers.nodes()) == 1)
@@ -81,7 +79,7 @@ def test_nothing_is_done_while_slurmctld_is_away(
 
 
 def test_a_machine_that_never_registers_is_told_and_a_job_gets_another(
-    site: ProvisionSite, operator: OperatorProcess, farm: MakeFarm
+    site: ProvisionSite, operator: SiteOperator, farm: MakeFarm
 ) -> None:
     kubectl = site.management.kubectl
     kubectl("-n", NAMESPACE, "annotate", "baremetalhost", "host-1", f"{FAULT}={NEVER_BOOTS}")
@@ -104,9 +102,7 @@ def _registering(farm: Farm) -> int:
     return int((farm.worker_set().get("status") or {}).get("registering") or 0)
 
 
-def test_jobs_that_come_in_the_instant_of_scale_in_run_once(
-    operator: OperatorProcess, farm: MakeFarm
-) -> None:
+def test_jobs_that_come_in_the_instant_of_scale_in_run_once(operator: SiteOperator, farm: MakeFarm) -> None:
     workers = farm(maximum=2, more=QUICK)
     first = workers.submit("sleep 1")
     eventually(lambda: workers.state(first) == "COMPLETED")
@@ -118,7 +114,7 @@ def test_jobs_that_come_in_the_instant_of_scale_in_run_once(
 
 
 def test_a_node_that_a_person_drained_stays_as_it_is(
-    site: ProvisionSite, operator: OperatorProcess, farm: MakeFarm
+    site: ProvisionSite, operator: SiteOperator, farm: MakeFarm
 ) -> None:
     workers = farm(minimum=1, maximum=2, more=QUICK)
     (node,) = eventually(lambda: list(workers.nodes()))
@@ -136,7 +132,7 @@ def test_a_node_that_a_person_drained_stays_as_it_is(
 
 
 def test_a_machine_deleted_by_hand_keeps_its_job_until_it_ends(
-    site: ProvisionSite, operator: OperatorProcess, farm: MakeFarm
+    site: ProvisionSite, operator: SiteOperator, farm: MakeFarm
 ) -> None:
     workers = farm(more=QUICK)
     job = workers.submit("sleep 12", "--requeue")
@@ -153,9 +149,9 @@ def test_a_machine_deleted_by_hand_keeps_its_job_until_it_ends(
 
 
 def test_of_two_operators_one_leads_and_the_other_takes_over(
-    site: ProvisionSite, operator: OperatorProcess, farm: MakeFarm
+    site: ProvisionSite, operator: SiteOperator, farm: MakeFarm
 ) -> None:
-    second = OperatorProcess(site, "operator-2", METRICS_PORT + 10, WEBHOOK_PORT + 10)
+    second = SiteOperator(site, "operator-2", METRICS_PORT + 10, WEBHOOK_PORT + 10)
     second.start()
     try:
         workers = farm(more=QUICK)
@@ -180,7 +176,7 @@ def test_of_two_operators_one_leads_and_the_other_takes_over(
     ids=["target", "kind", "cluster"],
 )  # fmt: skip
 def test_bad_input_is_told_in_a_condition_and_changes_nothing(
-    operator: OperatorProcess, farm: MakeFarm, change: dict[str, object], word: str
+    operator: SiteOperator, farm: MakeFarm, change: dict[str, object], word: str
 ) -> None:
     workers = farm(more=change)
     told = eventually(

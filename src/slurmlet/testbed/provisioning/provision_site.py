@@ -31,7 +31,6 @@ from slurmlet.testbed.testbed_plan import LOGIN, NAME_VARIABLE, Paths, Plan, add
 Obj = dict[str, Any]
 PLAN = Plan(dynamic=True, accounting=False)
 PROVIDER = "infrastructure-provider"
-OPERATOR = "operator"
 # Commands of Slurm's that the operator calls where it is not told of a slurmrestd.
 _COMMANDS = ("squeue", "sinfo", "scontrol", "sacct", "sbatch", "scancel", "sacctmgr")
 
