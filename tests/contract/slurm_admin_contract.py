@@ -167,7 +167,12 @@ async def a_drain_lets_a_running_job_go_on(rig: Rig) -> None:
     node = await worker(rig, "c2")
     assert (node.drain, node.reason, node.drained_by_us) == (False, "", False), node
     await rig.admin.resume("c2")
-    assert (await worker(rig, "c2")).idle, node
+
+    async def idle() -> bool:
+        # It has to register first.
+        return (await worker(rig, "c2")).idle
+
+    await until(idle)
 
 
 async def a_node_of_the_configuration_cannot_be_deleted(rig: Rig) -> None:

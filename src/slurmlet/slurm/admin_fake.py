@@ -1,8 +1,8 @@
 """An administrator's Slurm in memory, with a clock that is turned by hand: what tests of the provisioning operator stand on.
 
 It ships with the package and passes the same contract tests as the real ones. Nodes register and vanish, jobs come,
-start and end when told to; `schedule` places waiting jobs on idle nodes as slurmctld would, whole nodes at a time. Nothing that
-the interface offers ends a job: `killed` lists those that lost a node all the same, and must stay empty.
+start and end when told to; `schedule` places waiting jobs on idle nodes as slurmctld would, whole nodes at a time.
+Nothing that the interface offers ends a job: `killed` lists those that lost a node all the same, and must stay empty.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from slurmlet.slurm.command_output import SEPARATOR, base_state, moment, parse_g
 
 _FIELDS = (
     "JobID", "ArrayJobID", "ArrayTaskID", "UserName", "State", "Reason", "Partition", "NumNodes", "MaxNodes", "NumCPUs",
-    "MinCPUs", "MinMemory", "tres-alloc", "tres-per-node", "Feature", "OverSubscribe", "ReqNodes", "ExcNodes",
+    "MinCPUs", "MinMemory", "tres-alloc", "tres-per-node", "Feature", "OverSubscribe", "ReqSwitch", "ReqNodes", "ExcNodes",
     "Reservation", "Dependency", "PriorityLong", "TimeLimit", "SubmitTime", "EligibleTime", "StartTime", "Account",
     "QOS", "NodeList",
 )  # fmt: skip
@@ -65,6 +65,7 @@ def _job(raw: dict[str, str]) -> QueuedJob:
         gres_per_node=per_node(raw["tres-per-node"]),
         features=_plain(raw["Feature"]),
         exclusive=raw["OverSubscribe"] in ("NO", "EXCLUSIVE"),
+        switches=_int(raw["ReqSwitch"]),
         required_nodes=_plain(raw["ReqNodes"]),
         excluded_nodes=_plain(raw["ExcNodes"]),
         reservation=_plain(raw["Reservation"]),

@@ -54,6 +54,8 @@ def _job(raw: Obj) -> QueuedJob:
         gres_per_node=per_node(str(raw.get("tres_per_node") or "")),
         features=str(raw.get("features") or ""),
         exclusive=_is_exclusive(raw),
+        # Its name changed with v0.0.42.
+        switches=_count(raw.get("required_switches", raw.get("minimum_switches"))),
         required_nodes=str(raw.get("required_nodes") or ""),
         excluded_nodes=str(raw.get("excluded_nodes") or ""),
         reservation=str(raw.get("resv_name") or ""),

@@ -41,3 +41,6 @@ class SlurmAdmin(Protocol):
 
     async def power_down(self, name: str) -> None:
         """Have slurmctld call its SuspendProgram for the node, once nothing runs there."""
+
+    async def close(self) -> None:
+        """Close what is open; nothing may be asked after that."""
