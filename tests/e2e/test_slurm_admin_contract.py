@@ -18,7 +18,7 @@ from tests.e2e.conftest import eventually
 pytestmark = pytest.mark.e2e
 
 TOKEN = "/root/slurmrestd-admin.token"
-KINDS = {"commands": "commands", "rest": f"rest:http://login:6820,token_file={TOKEN}"}
+KINDS = {"commands": "commands", "rest": f"rest:http://login:6820,token_file={TOKEN},insecure"}
 # What a person may have set for their own commands; none of it may be seen in what slurmlet asks.
 DEFAULTS = {
     "SQUEUE_PARTITION": "short",

@@ -238,3 +238,16 @@ def test_a_controller_that_is_added_late_gets_what_is_there(keys: Path) -> None:
 def test_keys_are_as_kubectl_writes_them() -> None:
     assert key_of({"metadata": {"name": "n"}}) == "n"
     assert key_of({"metadata": {"name": "n", "namespace": "ns"}}) == "ns/n"
+
+
+def test_an_answer_that_comes_late_does_not_replace_what_the_watch_told_meanwhile(keys: Path) -> None:
+    async def run() -> None:
+        async with api_server(keys) as api:
+            informer = Informer(api.client, "/things")
+            informer.keep(thing("a", 10))
+            informer.keep(thing("a", 9))
+            kept = informer.get("ns/a")
+            assert kept is not None
+            assert kept["metadata"]["resourceVersion"] == "10"
+
+    asyncio.run(run())

@@ -29,6 +29,7 @@ COMMANDS = {
     "doctor": "Check whether slurmlet can run on this host and on the compute nodes.",
     "bench": "Measure slurmlet against bare Slurm.",
     "testbed": "Manage the testbed: a multi-host Slurm cluster on this machine (needs root).",
+    "provision": "Manage Slurm workers from Kubernetes: make, scale and retire them (for administrators).",
     "upstream": "Download or build the pinned upstream binaries.",
 }
 

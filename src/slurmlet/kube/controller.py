@@ -116,6 +116,11 @@ def key_of(obj: Mapping[str, Any]) -> str:
     )
 
 
+def _version(obj: Mapping[str, Any]) -> int:
+    """Versions of one resource can be compared (Kubernetes 1.35 says so; etcd's always could)."""
+    return int(obj["metadata"].get("resourceVersion") or 0)
+
+
 class Informer:
     """A reflector's objects by key, for many controllers to read; each change puts a key into their queues.
 
@@ -137,8 +142,10 @@ class Informer:
         return list(self._objects.values())
 
     def keep(self, obj: Obj) -> None:
-        """An answer to a write of ours is known before the watch tells of it."""
-        self._objects[key_of(obj)] = obj
+        """An answer to a write of ours is known before the watch tells of it; or after it has told of something newer."""
+        known = self._objects.get(key_of(obj))
+        if known is None or _version(obj) >= _version(known):
+            self._objects[key_of(obj)] = obj
 
     def on_change(self, changed: Callable[[Obj], None]) -> None:
         """`changed` hears of every object that came, changed or went, and of those that are there now."""
