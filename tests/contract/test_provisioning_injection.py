@@ -33,6 +33,9 @@ class Told:
         assert about["metadata"]["uid"]
         self.events.append((kind, reason, text))
 
+    def core_event(self, of: str, about: Obj, kind: str, reason: str, text: str) -> None:
+        self.object_event("v1", of, about, kind, reason, text)
+
 
 class Hook:
     def __init__(self, place: Site, **settings: Any) -> None:

@@ -121,21 +121,23 @@ class WebhookCertificates:
         for kind, name in self._configurations:
             while True:
                 try:
-                    await self._trust(f"{_CONFIGURATIONS}/{kind}/{name}", bundle)
+                    await trust(self._client, kind, name, bundle)
                     break
                 except ApiError as error:
                     # Not made yet, or the server is away: the old certificate serves meanwhile.
                     log.warning("%s %s: caBundle not written: %s", kind, name, error.message)
                     await asyncio.sleep(self._retry_s)
 
-    async def _trust(self, path: str, bundle: str) -> None:
-        found = await self._client.get(path)
-        webhooks: list[dict[str, Any]] = found.get("webhooks") or []
-        stale = [one["name"] for one in webhooks if one["clientConfig"].get("caBundle") != bundle]
-        if stale:
-            # Merged by name: rules and webhooks that somebody else changes meanwhile stay theirs.
-            change = [{"name": name, "clientConfig": {"caBundle": bundle}} for name in stale]
-            await self._client.patch(path, {"webhooks": change}, STRATEGIC)
+
+async def trust(client: ApiClient, kind: str, name: str, bundle: str) -> None:
+    """Write the caBundle (base64 of PEM) of every webhook of a configuration where it says something else."""
+    path = f"{_CONFIGURATIONS}/{kind}/{name}"
+    webhooks: list[dict[str, Any]] = (await client.get(path)).get("webhooks") or []
+    stale = [one["name"] for one in webhooks if one["clientConfig"].get("caBundle") != bundle]
+    if stale:
+        # Merged by name: rules and webhooks that somebody else changes meanwhile stay theirs.
+        change = [{"name": name, "clientConfig": {"caBundle": bundle}} for name in stale]
+        await client.patch(path, {"webhooks": change}, STRATEGIC)
 
 
 def _name(text: str) -> x509.Name:

@@ -46,6 +46,7 @@ class DnsSpec:
     name: str
     ttl_s: int
     tsig_secret: str
+    address_from: AddressFrom = AddressFrom.HOST_IP
 
 
 @dataclass(frozen=True)
@@ -111,4 +112,5 @@ def _dns(given: Mapping[str, Any] | None) -> DnsSpec | None:
         name=given["name"],
         ttl_s=int(given.get("ttlSeconds") or 60),
         tsig_secret=given["tsigSecretRef"]["name"],
+        address_from=AddressFrom(given.get("addressFrom") or AddressFrom.HOST_IP),
     )
