@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from slurmlet.testbed.hosts import Testbed
 from tests.e2e import charting
@@ -87,3 +90,21 @@ def test_a_published_chart_as_it_is(helm: Helm, kubectl: Kubectl) -> None:
     helm("uninstall", "--wait")
     eventually(lambda: not kubectl.get("pods")["items"])
     assert not [line for line in jobs_of(kubectl.testbed) if kubectl.namespace in line]
+
+
+def test_the_plain_manifests_of_slurmlet_provision_are_what_its_chart_renders(tmp_path: Path) -> None:
+    helm, here = charting.build().root / "helm", tmp_path / "provision"
+    ours = Path(__file__).parents[2] / "packaging" / "provision"
+    shutil.copytree(ours, here)
+    subprocess.run([helm, "lint", "--strict", here / "chart"], check=True, timeout=60)
+    subprocess.run([here / "render", helm], check=True, timeout=60)
+    for file in (ours / "manifests").iterdir():
+        assert (here / "manifests" / file.name).read_text() == file.read_text(), (
+            "run packaging/provision/render"
+        )
+    every = "scaling.enabled=true,metrics.serviceMonitor=true,metrics.dashboard=true,certificates.mode="
+    for mode in ("self", "cert-manager"):
+        argv = [helm, "template", here / "chart", "--kube-version=1.30.0", f"--set={every}{mode}"]
+        ran = subprocess.run(argv, check=True, timeout=60, capture_output=True, text=True)
+        kinds = [one["kind"] for one in yaml.safe_load_all(ran.stdout) if one]
+        assert ("Certificate" in kinds) == (mode == "cert-manager")
