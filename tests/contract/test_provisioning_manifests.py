@@ -12,23 +12,21 @@ import re
 from typing import Any
 
 import pytest
+import yaml
 
+from slurmlet.base.host_addresses import free_port
 from slurmlet.kube.client import ApiClient, ApiError
 from slurmlet.kube.conditions import is_true
+from slurmlet.kube.controller import Controller, Informer
 from slurmlet.kube.credentials import Credentials
 from slurmlet.kube.discovery import Discovery
 from slurmlet.kube.events import EventRecorder
-from slurmlet.operators.provisioning.bootstrap.bootstrap_controller import BootstrapController
-from slurmlet.operators.provisioning.injection.injection_webhook import PATH, InjectionWebhook
-from slurmlet.operators.provisioning.injection.metadata_chain import MetadataChain
+from slurmlet.model.stats_summary import exposition
+from slurmlet.operators.provisioning.injection.injection_webhook import PATH
+from slurmlet.operators.provisioning.mirror_targets import mirrors
+from slurmlet.operators.provisioning.provider_parts import PROVIDER_PARTS, ProviderParts, WebhookSettings
 from slurmlet.operators.provisioning.resource_definitions import packaging_dir
-from slurmlet.operators.provisioning.scaling_webhook import MirrorController
-from slurmlet.operators.provisioning.stored_certificates import StoredCertificates
-from slurmlet.operators.provisioning.webhook_service import (
-    INJECTION_CONFIGURATION,
-    SCALING_CONFIGURATION,
-    WebhookService,
-)
+from slurmlet.operators.provisioning.webhook_service import INJECTION_CONFIGURATION, SCALING_CONFIGURATION
 from tests.contract.control_plane import ControlPlane
 from tests.contract.provisioning_manifests import manifests
 from tests.contract.provisioning_site import Site, run
@@ -77,24 +75,23 @@ def test_the_rights_of_the_manifests_are_enough_for_every_part(api_plane: Contro
 
 
 async def _parts(client: ApiClient, operator: ApiClient, place: Site) -> None:
-    lookup, workload = Site(operator, place.plane, place.home, place.slurm).lookup()
-    events = EventRecorder(operator, "test")
-    webhook = InjectionWebhook(MetadataChain(operator), lookup, events)
+    events, port = EventRecorder(operator, "test"), free_port("127.0.0.1")
     host = f"slurmlet-provision.{NAMESPACE}.svc"
-    configurations = [INJECTION_CONFIGURATION, SCALING_CONFIGURATION]
-    certificates = StoredCertificates(operator, NAMESPACE, [host, "127.0.0.1"], configurations, look_s=0.2)
-    service = WebhookService({PATH: webhook.review}, certificates, "127.0.0.1", 0)
-    works = [
-        events.run(), service.run(), certificates.keep(),
-        BootstrapController(operator, events, lookup).run(),
-        MirrorController(operator, events, NAMESPACE).run(),
-    ]  # fmt: skip
-    async with running(*works):
-        await service.ready.wait()
-        # Called past the Service, which has no network here; the rest is as installed.
-        hook = (await client.get(f"{_admission(INJECTION_CONFIGURATION)}"))["webhooks"][0]
-        hook["clientConfig"] = {"url": f"https://127.0.0.1:{service.port}{PATH}"}
-        await client.patch(_admission(INJECTION_CONFIGURATION), {"webhooks": [hook]})
+    settings = WebhookSettings(NAMESPACE, address="127.0.0.1", port=port, names=(host, "127.0.0.1"))
+    parts = ProviderParts(operator, events, settings, frozenset(PROVIDER_PARTS))
+    clusters = Informer(operator, "/apis/slurmlet.io/v1alpha1/slurmclusters")
+
+    async def controller_run(controller: Controller[str]) -> None:
+        await controller.run()
+
+    # Called past the Service, which has no network here; the rest is as installed.
+    hook = (await client.get(f"{_admission(INJECTION_CONFIGURATION)}"))["webhooks"][0]
+    hook["clientConfig"] = {"url": f"https://127.0.0.1:{port}{PATH}"}
+    await client.patch(_admission(INJECTION_CONFIGURATION), {"webhooks": [hook]})
+    leading = parts.leading(clusters, controller_run)
+    async with running(events.run(), clusters.run(), parts.serve(), *(part() for part in leading.values())):
+        while not parts.is_serving:
+            await asyncio.sleep(0.05)
         secret = await place.machine("m-0", {"slurm-controller-namespace": place.slurm})
         await until_injected(place, secret)
         assert "slurm_key_base64" in await created(place, secret)
@@ -107,9 +104,10 @@ async def _parts(client: ApiClient, operator: ApiClient, place: Site) -> None:
         await scaling.machine_deployment("a")
         await scaling.map([mirror("mirror", "a")])
         await scaling.machines_are("a", 3)
+        assert 'outcome="injected"' in exposition(parts.families())
         while not {"Injected", "DataSecretCreated", "TargetScaled"} <= await _reasons(client):
             await asyncio.sleep(0.05)
-    await workload.close()
+    await parts.close()
 
 
 def _admission(configuration: tuple[str, str]) -> str:
@@ -144,3 +142,39 @@ def test_the_dashboard_is_valid_and_every_panel_asks_something() -> None:
     for panel in board["panels"]:
         for target in panel["targets"]:
             assert re.search(r"slurmlet_provision_\w+", target["expr"])
+
+
+def test_the_examples_are_taken(api_plane: ControlPlane) -> None:
+    async def scenario(client: ApiClient) -> None:
+        discovery, taken = Discovery(client), 0
+        for file in sorted((packaging_dir() / "examples").glob("*.yaml")):
+            for obj in yaml.safe_load_all(file.read_text()):
+                group = obj["apiVersion"].rpartition("/")[0]
+                if group not in ("slurmlet.io", "bootstrap.cluster.x-k8s.io", "", "apps", "autoscaling"):
+                    continue
+                resource = await discovery.resource(obj["kind"], group)
+                del obj["metadata"]["namespace"]
+                path = resource.path(f"example-{taken}", "default")
+                obj["metadata"]["name"] = f"example-{taken}"
+                made = await client.apply(path, obj, "test")
+                # Nothing was dropped as unknown.
+                assert within(obj.get("spec"), made.get("spec")), (file.name, obj["kind"])
+                taken += 1
+                if obj["kind"] == "ConfigMap":
+                    assert mirrors({**made, "metadata": {**made["metadata"], "namespace": "x"}})
+        assert taken >= 10
+
+    run(api_plane, scenario)
+
+
+def within(given: Any, stored: Any) -> bool:
+    """Whether all that was given is in what is stored; defaults may have been added."""
+    if isinstance(given, dict):
+        return isinstance(stored, dict) and all(within(given[name], stored.get(name)) for name in given)
+    if isinstance(given, list):
+        return (
+            isinstance(stored, list)
+            and len(given) == len(stored)
+            and all(within(one, other) for one, other in zip(given, stored, strict=True))
+        )
+    return bool(given == stored)

@@ -266,13 +266,25 @@ async def _key_ref(client: ApiClient, stateful_set: Obj) -> SecretKey:
             f"StatefulSet {stateful_set['metadata']['name']} is owned by no Controller of Slinky",
             hint="Name the key in spec.controller.keySecretRef of a SlurmCluster.",
         )
-    resource = await Discovery(client).resource("Controller", owner["apiVersion"].partition("/")[0])
-    controller = await client.get(resource.path(owner["name"], stateful_set["metadata"]["namespace"]))
+    controller = await _owner(client, owner, stateful_set["metadata"]["namespace"])
     ref = (controller.get("spec") or {}).get("slurmKeyRef") or {}
     if ref.get("name"):
         return SecretKey(ref["name"], ref.get("key") or _KEY)
     # As Slinky named it before there was a reference.
     return SecretKey(f"{owner['name']}-auth-slurm", _KEY)
+
+
+async def _owner(client: ApiClient, owner: Obj, namespace: str) -> Obj:
+    try:
+        return await client.get(
+            f"/apis/{owner['apiVersion']}/namespaces/{namespace}/controllers/{owner['name']}"
+        )
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        # Slinky may have been upgraded since: the version that it wrote then may be served no more.
+        resource = await Discovery(client).resource("Controller", owner["apiVersion"].partition("/")[0])
+        return await client.get(resource.path(owner["name"], namespace))
 
 
 async def _secret_value(client: ApiClient, namespace: str, ref: SecretKey) -> bytes:

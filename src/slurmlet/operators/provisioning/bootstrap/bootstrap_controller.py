@@ -43,17 +43,23 @@ _PAUSED_AGAIN_S = 30.0
 
 
 class BootstrapController:
-    """Of one kind: SlurmWorkerConfig or the thesis's VirtualKubeletConfig."""
+    """Of one kind: SlurmWorkerConfig or the thesis's VirtualKubeletConfig. `namespace`: the only one; "": all."""
 
     def __init__(
-        self, client: ApiClient, events: EventRecorder, lookup: ControllerLookup, kind: str = WORKER
+        self,
+        client: ApiClient,
+        events: EventRecorder,
+        lookup: ControllerLookup,
+        kind: str = WORKER,
+        namespace: str = "",
     ) -> None:
         assert kind in (WORKER, VIRTUAL_KUBELET)
         self._client, self._events, self._lookup, self._kind = client, events, lookup, kind
         self._api_version = f"{BOOTSTRAP_GROUP}/{VERSION}"
         self._plural = f"{kind.lower()}s"
         self._discovery = Discovery(client)
-        self._configs = Informer(client, f"/apis/{self._api_version}/{self._plural}")
+        place = f"/namespaces/{namespace}" if namespace else ""
+        self._configs = Informer(client, f"/apis/{self._api_version}{place}/{self._plural}")
         self.controller = Controller(
             f"bootstrap {kind}", self.reconcile, workers=4, backoff=_BACKOFF, on_failure=self._failed
         )
