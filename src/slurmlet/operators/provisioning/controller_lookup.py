@@ -6,6 +6,7 @@ objects in two clusters to look at, and must be told which.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,7 @@ _INSTANCE = "app.kubernetes.io/instance"
 _ACTIVE = "controller.slinky.slurm.net/active"
 _PORT_NAME, _SLURMCTLD_PORT = "slurmctld", 6817
 _KEY = "slurm.key"
+LOOKUP_TIMEOUT_S = 20.0
 
 
 class Link(StrEnum):
@@ -88,16 +90,60 @@ class ControllerFacts:
         return f"{host}:{self.port}"
 
 
+class _Flight:
+    """One lookup for all who asked before it began."""
+
+    def __init__(self) -> None:
+        self.chain = Chain()
+        self.task: asyncio.Task[ControllerFacts]
+
+
 class ControllerLookup:
-    """Nothing is remembered between two lookups but connections: an answer is as fresh as the objects."""
+    """Nothing is remembered between two lookups but connections: an answer is never older than its question.
+
+    A burst of machines asks the same thing a hundred times. Those who ask while a lookup is under way get the next one,
+    all together.
+    """
 
     def __init__(self, client: ApiClient, workload: WorkloadClients) -> None:
         self._client, self._workload = client, workload
+        self._next: dict[str, _Flight] = {}
+        self._turns: dict[str, asyncio.Lock] = {}
 
     async def facts(
+        self, spec: ControllerSpec, namespace: str, cluster: str, timeout_s: float = LOOKUP_TIMEOUT_S
+    ) -> ControllerFacts:
+        """`namespace`: of the SlurmCluster and the kubeconfig Secret; `cluster`: that of the machine. Raises BrokenLink."""
+        key = repr((spec, namespace, cluster))
+        flight = self._next.get(key)
+        if flight is None:
+            flight = self._next[key] = _Flight()
+            work = self._flown(key, flight, spec, namespace, cluster)
+            flight.task = asyncio.create_task(work, name="controller lookup")
+            # Also where everybody stopped waiting.
+            flight.task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(flight.task)
+        except (SlurmletError, TimeoutError) as error:
+            raise flight.chain.broken(error) from error
+
+    async def _flown(
+        self, key: str, flight: _Flight, spec: ControllerSpec, namespace: str, cluster: str
+    ) -> ControllerFacts:
+        turn = self._turns.setdefault(key, asyncio.Lock())
+        async with turn:
+            del self._next[key]  # who asks from here on gets the next one
+            try:
+                async with asyncio.timeout(LOOKUP_TIMEOUT_S):
+                    return await self._facts(spec, namespace, cluster, flight.chain)
+            finally:
+                if key not in self._next:
+                    del self._turns[key]
+
+    async def _facts(
         self, spec: ControllerSpec, namespace: str, cluster: str, chain: Chain
     ) -> ControllerFacts:
-        """`namespace`: of the SlurmCluster and the kubeconfig Secret; `cluster`: that of the machine."""
         address, port, key = spec.dns_name, spec.port, b""
         if spec.needs_pods:
             client = await self._cluster_client(spec, namespace, cluster, chain)

@@ -27,7 +27,7 @@ from slurmlet.operators.provisioning.bootstrap.bootstrap_data import (
     bootstrap_data,
     secrets_needed,
 )
-from slurmlet.operators.provisioning.controller_lookup import Chain, ControllerFacts, ControllerLookup
+from slurmlet.operators.provisioning.controller_lookup import ControllerFacts, ControllerLookup
 from slurmlet.operators.provisioning.controller_spec import MetaDataNames, SecretKey, controller_spec
 from slurmlet.operators.provisioning.resource_definitions import BOOTSTRAP_GROUP, VERSION
 
@@ -37,7 +37,6 @@ _CLUSTER_GROUP = "cluster.x-k8s.io"
 _CLUSTER_NAME, _PAUSED = "cluster.x-k8s.io/cluster-name", "cluster.x-k8s.io/paused"
 _SECRET_TYPE = "cluster.x-k8s.io/secret"  # noqa: S105 - a type
 _BACKOFF = Backoff(first_s=1.0, most_s=60.0)
-_LOOKUP_TIMEOUT_S = 20.0
 # Nobody tells when a Cluster is no longer paused.
 _PAUSED_AGAIN_S = 30.0
 
@@ -182,12 +181,8 @@ class BootstrapController:
         if not name:
             return None, MetaDataNames()
         path = f"/apis/slurmlet.io/{VERSION}/namespaces/{namespace}/slurmclusters/{name}"
-        controller, chain = controller_spec(await self._client.get(path)), Chain()
-        try:
-            async with asyncio.timeout(_LOOKUP_TIMEOUT_S):
-                return await self._lookup.facts(controller, namespace, cluster_name, chain), controller.names
-        except TimeoutError as error:
-            raise chain.broken(error) from error
+        controller = controller_spec(await self._client.get(path))
+        return await self._lookup.facts(controller, namespace, cluster_name), controller.names
 
     async def _value(self, namespace: str, ref: SecretKey) -> bytes:
         try:

@@ -81,20 +81,22 @@ class InjectionWebhook:
         return [took, broken]
 
     async def _verdict(self, review: Review, owner: Obj, raw: str) -> tuple[Verdict, str]:
-        chain = Chain()
+        chain, began_s = Chain(), time.monotonic()
         try:
             text = base64.b64decode(raw, validate=True).decode()
         except (binascii.Error, UnicodeDecodeError, ValueError):
             raise BrokenLink(Link.SECRET, "data.metaData is not text") from None
         try:
-            async with asyncio.timeout(self._settings.timeout_s):
+            # A moment longer than the lookup may take: that one knows which link it hangs at.
+            async with asyncio.timeout(self._settings.timeout_s + 0.5):
                 origin = await self._chain.origin(review.object, owner, review.namespace, chain)
                 if origin is None:
                     labels = f"{CLUSTER_LABEL} or {NAMESPACE_LABEL}"
                     said = f"the Metal3DataTemplate has no label {labels}: metaData left as it is"
                     self._tell(review, owner, "Normal", "NotForSlurm", said)
                     return Verdict(), "ignored"
-                facts = await self._lookup.facts(origin.spec, origin.namespace, origin.cluster, chain)
+                left_s = began_s + self._settings.timeout_s - time.monotonic()
+                facts = await self._lookup.facts(origin.spec, origin.namespace, origin.cluster, left_s)
         except (SlurmletError, TimeoutError) as error:
             raise chain.broken(error) from error
         result = injected(text, values(facts, origin.spec.names, origin.spec.slurm_cluster))

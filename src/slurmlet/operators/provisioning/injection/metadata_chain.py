@@ -81,7 +81,7 @@ class MetadataChain:
     async def _metal3(self, kind: str, name: str, namespace: str) -> Obj:
         resource = await self._discovery.resource(kind, METAL3_GROUP)
         try:
-            return await self._client.get(resource.path(name, namespace))
+            return await self._client.read(resource.path(name, namespace))
         except ApiError as error:
             if error.status != 404:
                 raise
@@ -93,7 +93,7 @@ class MetadataChain:
         path = f"{_SLURM_CLUSTERS}/namespaces/{namespace}/slurmclusters"
         where, name = labels.get(NAMESPACE_LABEL) or "", labels.get(CLUSTER_LABEL)
         if name:
-            spec = controller_spec(await self._client.get(f"{path}/{name}"))
+            spec = controller_spec(await self._client.read(f"{path}/{name}"))
             spec = replace(spec, namespace=where or spec.namespace)
         else:
             spec = self._only(await self._described(path), where)
@@ -102,7 +102,7 @@ class MetadataChain:
     async def _described(self, path: str) -> list[ControllerSpec]:
         """None where the kind is not installed: the thesis's label needs no SlurmCluster."""
         try:
-            listed = await self._client.get(path)
+            listed = await self._client.read(path)
         except ApiError as error:
             if error.status != 404:
                 raise
