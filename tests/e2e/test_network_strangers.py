@@ -62,15 +62,24 @@ with socket.create_connection((sys.argv[1], int(sys.argv[2])), 5) as connection:
     print(connection.getsockname()[1])
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 """
-# The same, from that port.
+# The same, from that port, as soon as the pod's netd has closed its own descriptor of the connection too.
 KNOCK_FROM = """
-import json, socket, sys
+import errno, json, socket, sys, time
+
+def bind(connection):
+    for attempt in range(200):
+        try:
+            return connection.bind(("", int(sys.argv[2])))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or attempt == 199:
+                raise
+            time.sleep(0.1)
 
 def knock(port):
     with socket.socket() as connection:
         connection.settimeout(5)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        connection.bind(("", int(sys.argv[2])))
+        bind(connection)
         try:
             connection.connect((sys.argv[1], int(port)))
             connection.sendall(b"who\\n")
