@@ -171,6 +171,19 @@ def test_what_accounting_does_not_tell_the_controller_may(
     assert do(site.client().ended([JobId("7")]))[JobId("7")].exit_code == 3
 
 
+def test_the_controller_knows_an_end_before_accounting_does(site: Site) -> None:
+    site.program("sacct", "7|RUNNING|0:0\n")
+    site.program("scontrol", "JobId=7 JobState=FAILED Reason=NonZeroExitCode ExitCode=3:0\n")
+    ended = do(site.client().ended([JobId("7")]))[JobId("7")]
+    assert (ended.state, ended.exit_code) == ("FAILED", 3)
+
+
+def test_accounting_is_believed_about_a_job_that_the_controller_forgot(site: Site) -> None:
+    site.program("sacct", "7|RUNNING|0:0\n")
+    site.program("scontrol", error="slurm_load_jobs error: Invalid job id specified", code=1)
+    assert do(site.client().ended([JobId("7")]))[JobId("7")].state == "RUNNING"
+
+
 def test_a_site_without_sacct(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.program("scontrol", error="slurm_load_jobs error: Invalid job id specified", code=1)
     for name in ("cat", "env"):

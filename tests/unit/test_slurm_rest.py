@@ -495,6 +495,20 @@ def test_a_database_that_is_away_hides_nothing_that_slurmctld_knows(token: Path)
     served(restd, scenario, token_file=token)
 
 
+def test_slurmctld_knows_an_end_before_accounting_does(token: Path) -> None:
+    restd, known = Restd(), ids("42")["failed"]
+    lagging = {"job_id": int(known), "state": {"current": ["RUNNING"]}, "exit_code": {}, "time": {}}
+    restd.answers["/slurmdb/v0.0.42/jobs/"] = (200, {"jobs": [lagging], "errors": []})
+    raw = next(one for one in body("42", "jobs")["jobs"] if str(one["job_id"]) == known)
+    restd.answers[f"/slurm/v0.0.42/job/{known}"] = (200, {"jobs": [raw], "errors": []})
+
+    async def scenario(slurm: RestSlurm) -> None:
+        ended = (await slurm.ended([JobId(known)]))[JobId(known)]
+        assert (ended.state, ended.exit_code) == ("FAILED", 3)
+
+    served(restd, scenario, token_file=token)
+
+
 @pytest.mark.parametrize(
     "answer",
     [

@@ -19,6 +19,7 @@ from slurmlet.base.errors import SlurmError
 from slurmlet.base.processes import CommandError, Completed, run
 from slurmlet.model.host_lists import expand
 from slurmlet.model.ids import JobId
+from slurmlet.model.job_states import is_over
 from slurmlet.model.slurm_values import Capabilities, EndedJob, Grant, Job, JobSpec, Partition, SlurmNode
 from slurmlet.slurm import command_output
 from slurmlet.slurm.command_options import sbatch_words
@@ -124,7 +125,8 @@ class CommandSlurm:
         if accounts.ok:
             found = {job.job_id: job for job in command_output.parse_sacct(accounts.stdout)}
         for job_id in job_ids:
-            if job_id not in found:
+            # Accounts that do not know the end yet may lag behind slurmctld, by minutes on a busy site.
+            if job_id not in found or not is_over(found[job_id].state):
                 job = self._remembered(job_id)
                 if job is not None:
                     found[job_id] = job

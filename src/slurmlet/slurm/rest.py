@@ -77,16 +77,19 @@ class RestSlurm:
         except SlurmError as error:
             # A database that is away must not hide what slurmctld knows.
             problem = None if _keeps_no_accounts(error) else error
-        doubtful = {
+        no_codes = await self._client.speak() < _EXIT_CODES
+        # Accounts that do not know the end yet may lag behind slurmctld, by minutes on a busy site.
+        certain = {
             one.job_id
             for one in found.values()
-            if not one.exit_code and not one.signal and is_over(one.state)
+            if is_over(one.state) and (one.exit_code or one.signal or not no_codes)
         }
-        certain = found.keys() - (doubtful if await self._client.speak() < _EXIT_CODES else set())
         missing = [job_id for job_id in dict.fromkeys(job_ids) if job_id not in certain]
         for job in await asyncio.gather(*(self._remembered(job_id) for job_id in missing)):
             if job is not None:
                 known = found.get(job.job_id, job)
+                if not is_over(known.state):
+                    known = job
                 found[job.job_id] = replace(known, exit_code=job.exit_code, signal=job.signal)
         if problem is not None and len(found) < len(set(job_ids)):
             raise problem
