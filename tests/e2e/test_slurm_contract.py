@@ -6,6 +6,7 @@ The suite itself (tests/contract/slurm_contract.py) runs inside the testbed, as 
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,11 @@ def suite(testbed: Testbed, kind: str, *more: str) -> dict[str, str]:
 def own_slurmrestd(testbed: Testbed) -> Iterator[None]:
     """As any user may run one for themselves: it serves them alone, by what the kernel says of who connects."""
     testbed.run(["sh", "-c", f"umask 077; scontrol token lifespan=1800 > {TOKEN}"], user=USER)
-    process = testbed.popen(["slurmrestd", "-a", "rest_auth/local", f"unix:{SOCKET}"], user=USER)
+    # It logs every request, and would stop for good once a pipe that nobody reads is full.
+    process = testbed.popen(
+        ["slurmrestd", "-a", "rest_auth/local", f"unix:{SOCKET}"],
+        user=USER, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
     eventually(lambda: testbed.run(["test", "-S", SOCKET], user=USER, check=False).ok, 20)
     yield
     testbed.stop(process)

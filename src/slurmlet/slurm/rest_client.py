@@ -27,8 +27,6 @@ Query = Sequence[tuple[str, str]]
 PARSERS = range(38, 46)
 _TIMEOUT_S = 30.0
 _AT_ONCE = 8
-# slurmrestd of 22.05 was seen to stop answering for good after several requests at once.
-_FIRST_OF_MANY = 39
 _MOST_BYTES = 256 << 20
 
 
@@ -64,8 +62,6 @@ class RestClient:
             found = re.findall(r"/slurm/v0\.0\.(\d+)/", text.replace("\\/", "/")) if status == 200 else []
             if common := {int(one) for one in found} & set(PARSERS):
                 self._parser = max(common)
-                if self._parser < _FIRST_OF_MANY:
-                    self._slots = asyncio.Semaphore(1)
                 return self._parser
         raise SlurmError(
             f"slurmrestd at {self._connection.place} knows none of v0.0.{PARSERS[0]} to v0.0.{PARSERS[-1]}",

@@ -48,7 +48,7 @@ _RETRY_S = 2.0
 _SOON_S = 0.3
 _FAULT_RETRY_S = 30.0
 # How long a signalled pod may wait for Slurm to say why.
-_VERDICT_S = 45.0
+_VERDICT_S = 20.0
 
 
 class PodWorker:
