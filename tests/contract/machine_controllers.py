@@ -20,55 +20,6 @@ FINALIZER = "machine.cluster.x-k8s.io"
 HOOK = "pre-drain.delete.hook.machine.cluster.x-k8s.io"
 
 
-def definition(kind: str, plural: str, *, scale: bool) -> Obj:
-    free = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    subresources: Obj = {"status": {}}
-    if scale:
-        subresources["scale"] = {
-            "specReplicasPath": ".spec.replicas", "statusReplicasPath": ".status.replicas",
-            "labelSelectorPath": ".status.selector",
-        }  # fmt: skip
-    fields = {"replicas": {"type": "integer"}} if scale else {}
-    told = {"replicas": {"type": "integer"}, "selector": {"type": "string"}} if scale else {}
-    schema = {
-        "type": "object",
-        "properties": {"spec": {**free, "properties": fields}, "status": {**free, "properties": told}},
-    }
-    version = {
-        "name": VERSION, "served": True, "storage": True, "subresources": subresources,
-        "schema": {"openAPIV3Schema": schema},
-    }  # fmt: skip
-    names = {"kind": kind, "plural": plural, "singular": kind.lower(), "listKind": f"{kind}List"}
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{plural}.{GROUP}"},
-        "spec": {"group": GROUP, "scope": "Namespaced", "names": names, "versions": [version]},
-    }  # fmt: skip
-
-
-DEFINITIONS = (
-    definition("Machine", "machines", scale=False),
-    definition("MachineDeployment", "machinedeployments", scale=True),
-)
-
-
-async def define(client: ApiClient, definitions: list[Obj]) -> None:
-    """Until the API server serves each of them."""
-    path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-    for one in definitions:
-        await client.apply(f"{path}/{one['metadata']['name']}", one, "tests", force=True)
-    for one in definitions:
-        for version in one["spec"]["versions"]:
-            served = f"/apis/{one['spec']['group']}/{version['name']}/{one['spec']['names']['plural']}"
-            async with asyncio.timeout(20):
-                while True:
-                    try:
-                        await client.get(served)
-                        break
-                    except ApiError:
-                        await asyncio.sleep(0.05)
-
-
 class MachineControllers:
     """One deployment's worth of Cluster API. `removed` lists Machines in the order in which their hosts were taken away."""
 

@@ -20,6 +20,7 @@ def definition(group: str, kind: str, versions: Sequence[str], *, scale: bool = 
         subresources["scale"] = {
             "specReplicasPath": ".spec.replicas",
             "statusReplicasPath": ".status.replicas",
+            "labelSelectorPath": ".status.selector",
         }
     plural = f"{kind.lower()}s"
     return {

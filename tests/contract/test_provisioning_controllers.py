@@ -21,7 +21,8 @@ from slurmlet.operators.provisioning.resource_definitions import custom_resource
 from slurmlet.slurm.admin_fake import FakeAdmin
 from slurmlet.slurm.fake import away
 from tests.contract.control_plane import ControlPlane
-from tests.contract.machine_controllers import DEFINITIONS, MachineControllers, define
+from tests.contract.machine_controllers import MachineControllers
+from tests.contract.provisioning_kinds import foreign_kinds, install
 
 Obj = dict[str, Any]
 NAMES = itertools.count(1)
@@ -138,7 +139,7 @@ async def until_plain(true: Callable[[], Any]) -> Any:
 def plane(api_plane: ControlPlane) -> ControlPlane:
     async def prepare() -> None:
         async with api_plane.client() as client:
-            await define(client, [*DEFINITIONS, *custom_resource_definitions()])
+            await install(client, [*custom_resource_definitions(), *foreign_kinds()])
 
     asyncio.run(prepare())
     return api_plane
