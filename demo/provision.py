@@ -22,6 +22,7 @@ from slurmlet.testbed.provisioning.provision_site import (
     running_site,
 )
 from slurmlet.testbed.provisioning.site_operator import SiteOperator
+from slurmlet.testbed.provisioning.timeline_recorder import Recorder
 from slurmlet.testbed.testbed_plan import NAME_VARIABLE
 
 ROOT = Path(__file__).parents[1]
@@ -54,7 +55,7 @@ def main() -> int:
 
 def circle(site: ProvisionSite, operator: SiteOperator) -> None:
     show(site, "sinfo", "-o", "%P %D %t")
-    recorder = timeline.Recorder(site)
+    recorder = Recorder(site)
     recorder.start()
     title(f"Three jobs of {', '.join(f'{seconds} s' for seconds in JOBS)}, each for a machine of its own")
     for seconds in JOBS:
@@ -96,7 +97,8 @@ def machines(site: ProvisionSite) -> list[site_objects.Obj]:
 
 
 def workers_in_slurm(site: ProvisionSite) -> bool:
-    return bool(timeline.look(site).nodes)
+    names = site.slurm("sinfo", "-h", "-N", "-o", "%N").split()
+    return any(name.startswith(f"{WORKERS.name}-") for name in names)
 
 
 def wait(ready: Callable[[], bool], what: str) -> None:

@@ -14,6 +14,7 @@ from slurmlet.testbed.provisioning import timeline
 from slurmlet.testbed.provisioning.provision_site import ProvisionSite
 from slurmlet.testbed.provisioning.site_operator import SiteOperator
 from slurmlet.testbed.provisioning.timeline import Sample
+from slurmlet.testbed.provisioning.timeline_recorder import Recorder
 from tests.provision_e2e.conftest import RESULTS, MakeFarm
 from tests.provision_e2e.worker_machines import Farm, eventually
 
@@ -46,7 +47,7 @@ def test_jobs_of_different_lengths_are_neither_requeued_nor_killed(
     site: ProvisionSite, operator: SiteOperator, farm: MakeFarm
 ) -> None:
     workers = farm(maximum=3, more={"scaleInAfterSeconds": COOL_DOWN_S})
-    recorder = timeline.Recorder(site)
+    recorder = Recorder(site)
     recorder.start()
     jobs, _ = submit_three(workers)
     eventually(lambda: all(workers.state(job) == "COMPLETED" for job in jobs), 180)
@@ -61,7 +62,7 @@ def test_jobs_of_different_lengths_are_neither_requeued_nor_killed(
 
 def test_under_the_thesiss_rule_the_long_job_is_requeued(site: ProvisionSite, farm: MakeFarm) -> None:
     workers = farm("large", maximum=3, autoscaled=False)
-    recorder = timeline.Recorder(site)
+    recorder = Recorder(site)
     ending = threading.Event()
     recorder.start()
     rule = threading.Thread(target=thesis_rule, args=(workers, ending), daemon=True)

@@ -8,6 +8,7 @@ from slurmlet.testbed.provisioning import timeline
 from slurmlet.testbed.provisioning.provision_site import ProvisionSite
 from slurmlet.testbed.provisioning.site_objects import NAMESPACE
 from slurmlet.testbed.provisioning.site_operator import SiteOperator
+from slurmlet.testbed.provisioning.timeline_recorder import Recorder
 from tests.provision_e2e.conftest import RESULTS, MakeFarm
 from tests.provision_e2e.worker_machines import eventually
 
@@ -21,7 +22,7 @@ def test_a_job_makes_its_machine_and_the_machine_goes_when_it_is_idle(
     site: ProvisionSite, operator: SiteOperator, farm: MakeFarm
 ) -> None:
     workers = farm(more={"scaleInAfterSeconds": 5})
-    recorder = timeline.Recorder(site)
+    recorder = Recorder(site)
     recorder.start()
     assert workers.settled()
 

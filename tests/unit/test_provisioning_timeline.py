@@ -68,6 +68,18 @@ def test_spans_last_from_change_to_change() -> None:
     ]
 
 
+def test_phases_count_from_the_first_jobs_submission() -> None:
+    assert timeline.phases(looks()) == [
+        ("replicas raised", 2.0),
+        ("Machine created", 2.0),
+        ("metadata rendered", 5.0),
+        ("slurmd registered", 5.0),
+        ("job started", 5.0),
+        ("machine provisioned", 5.0),
+    ]
+    assert timeline.phases([]) == []
+
+
 def test_text_counts_from_the_first_look() -> None:
     assert "5.0 s  job 1                        running for 5.0 s" in timeline.text(looks())
     assert timeline.text([]) == ""

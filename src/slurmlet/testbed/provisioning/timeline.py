@@ -7,17 +7,12 @@ anybody can see from outside goes into it.
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from xml.sax.saxutils import escape
 
-from slurmlet.base.errors import SlurmletError
 from slurmlet.testbed.config_files import SHAPE_PREFIX
-from slurmlet.testbed.provisioning.provision_site import ProvisionSite
-from slurmlet.testbed.provisioning.site_objects import NAMESPACE
 
 ABSENT = ""
 _COLOURS = {
@@ -55,47 +50,6 @@ class Span:
     state: str
     begin_s: float
     end_s: float
-
-
-@dataclass
-class Recorder:
-    """Looks every `every_s` from `start` to `stop`."""
-
-    site: ProvisionSite
-    every_s: float = 0.5
-    samples: list[Sample] = field(default_factory=list)
-    _ending: threading.Event = field(default_factory=threading.Event)
-    _thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="timeline", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> list[Sample]:
-        self._ending.set()
-        if self._thread is not None:
-            self._thread.join(30)
-        return self.samples
-
-    def _run(self) -> None:
-        while not self._ending.wait(self.every_s):
-            try:
-                self.samples.append(look(self.site))
-            except SlurmletError:
-                continue  # Slurm or the API server is away for a test's sake: a gap in the picture
-
-
-def look(site: ProvisionSite) -> Sample:
-    said = site.slurm(
-        "sh", "-c", "squeue -h -a -t all -o '%i %T'; echo --; sinfo -h -N -o '%N %T' | sort -u", user="root"
-    )
-    jobs, _, nodes = said.partition("--\n")
-    listed = site.management.items(
-        "machines.v1beta2.cluster.x-k8s.io,machinedeployments.v1beta2.cluster.x-k8s.io,secrets",
-        "-n",
-        NAMESPACE,
-    )
-    return sample(time.time(), jobs, nodes, listed)
 
 
 def sample(time_s: float, jobs: str, nodes: str, objects: Sequence[Mapping[str, Any]]) -> Sample:
@@ -160,6 +114,31 @@ def spans(samples: Sequence[Sample]) -> list[Span]:
     return sorted(made, key=lambda span: (span.begin_s, span.row))
 
 
+def phases(samples: Sequence[Sample]) -> list[tuple[str, float]]:
+    """From the first job's submission to its start, as the thesis's figure 6.15: what happened, and seconds since then.
+
+    What was over between two looks is missing.
+    """
+    if not samples:
+        return []
+    first = samples[0].replicas
+    seen: dict[str, Callable[[Sample], bool]] = {
+        "replicas raised": lambda one: sum(one.replicas.values()) > sum(first.values()),
+        "Machine created": lambda one: bool(one.machines),
+        "metadata rendered": lambda one: bool({"injected", "provisioned"} & set(one.machines.values())),
+        "slurmd registered": lambda one: bool(one.nodes),
+        "job started": lambda one: "RUNNING" in one.jobs.values(),
+        "machine provisioned": lambda one: "provisioned" in one.machines.values(),
+        "first node drained": lambda one: bool({"draining", "drained"} & set(one.nodes.values())),
+    }
+    begin_s = next((one.time_s for one in samples if one.jobs), samples[0].time_s)
+    found = [
+        (name, next((one.time_s - begin_s for one in samples if is_so(one)), None))
+        for name, is_so in seen.items()
+    ]
+    return sorted(((name, at_s) for name, at_s in found if at_s is not None), key=lambda pair: pair[1])
+
+
 def rows_of(found: Sequence[Span]) -> list[str]:
     return list(dict.fromkeys(span.row for span in found))
 
@@ -173,7 +152,8 @@ def text(samples: Sequence[Sample]) -> str:
         f"{span.begin_s - begin_s:7.1f} s  {span.row:<28} {span.state.lower()} for {span.end_s - span.begin_s:.1f} s"
         for span in spans(samples)
     ]
-    return "\n".join(lines) + "\n"
+    moments = [f"{at_s:7.1f} s  {name}" for name, at_s in phases(samples)]
+    return "\n".join(["Since the first job was submitted:", *moments, "", "All of it:", *lines]) + "\n"
 
 
 def picture(samples: Sequence[Sample], title: str) -> str:
