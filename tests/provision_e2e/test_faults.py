@@ -121,7 +121,9 @@ def test_a_node_that_a_person_drained_stays_as_it_is(
     job = workers.submit("sleep 1")
     eventually(lambda: workers.state(job) == "COMPLETED", 120)
     assert workers.job(job)["NodeList"] != node
-    # The worker that was made for the job goes again; the drained one is a person's.
+    # The worker that took its place goes when none is wanted any more; the drained one is a person's.
+    patch = json.dumps({"spec": {"min": 0}})
+    site.management.kubectl("-n", NAMESPACE, "patch", "workerset", workers.name, "--type=merge", "-p", patch)
     eventually(lambda: node in workers.nodes() and len(workers.nodes()) == 1, 120)
     said = site.slurm("sinfo", "-h", "-n", node, "-o", "%E", user="root")
     assert "looking at its disk" in said
