@@ -56,3 +56,18 @@ def test_slurm_asked_by_its_commands_serves_as_well(by_commands: SiteOperator, f
         assert workers.job(job)["Restarts"] == "0"
     finally:
         by_commands.connect(rest=True)
+
+
+def test_a_job_that_wants_one_topology_domain_gets_all_its_machines_there(
+    site: ProvisionSite, operator: SiteOperator, farm: MakeFarm
+) -> None:
+    near = farm("small", maximum=1, more={**QUICK, "topologyDomain": "rack-a"})
+    far = farm("large", cpus=8, memory_mb=4000, maximum=2, more={**QUICK, "topologyDomain": "rack-b"})
+    job = site.slurm(
+        "sbatch", "--parsable", "--partition=batch", "--output=/dev/null", "--nodes=2", "--switches=1",
+        "--wrap=srun sleep 2",
+    ).strip()  # fmt: skip
+    eventually(lambda: far.state(job) == "COMPLETED", 120)
+    assert far.job(job)["NodeList"].startswith("large-")
+    assert near.replicas() == 0
+    eventually(far.settled, 120)
