@@ -1,8 +1,8 @@
 """A stand-in for Cluster API on a real API server: MachineDeployments with /scale, and Machines that come and go with it.
 
 It keeps the contract that the operator relies on: Machines marked `cluster.x-k8s.io/delete-machine` go first, a Machine that
-is deleted stays while a pre-drain hook is on it, and `status.selector` names a deployment's Machines. `boot` is what a host
-would do: its slurmd registers with Slurm.
+is deleted stays while a pre-terminate hook is on it (no Node stands for it, so pre-drain hooks do not hold it), and
+`status.selector` names a deployment's Machines. `boot` is what a host would do: its slurmd registers with Slurm.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from slurmlet.kube.client import ApiClient, ApiError
 Obj = dict[str, Any]
 GROUP, VERSION = "cluster.x-k8s.io", "v1beta2"
 FINALIZER = "machine.cluster.x-k8s.io"
-HOOK = "pre-drain.delete.hook.machine.cluster.x-k8s.io"
+HOOK = "pre-terminate.delete.hook.machine.cluster.x-k8s.io"
 
 
 class MachineControllers:

@@ -112,7 +112,7 @@ class Rig:
     async def hooked(self, machine: str) -> None:
         async def is_so() -> bool:
             found = await self.client.get(f"{self.capi.machines_path}/{machine}")
-            return marks.PRE_DRAIN_HOOK in (found["metadata"].get("annotations") or {})
+            return marks.PRE_TERMINATE_HOOK in (found["metadata"].get("annotations") or {})
 
         await until(is_so)
 

@@ -60,7 +60,7 @@ class Farm:
         hooks = [
             one
             for one in found["metadata"].get("annotations") or {}
-            if one.startswith("pre-drain.delete.hook")
+            if one.startswith(("pre-drain.delete.hook", "pre-terminate.delete.hook"))
         ]
         for hook in hooks:
             self.site.management.kubectl(

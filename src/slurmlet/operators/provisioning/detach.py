@@ -1,9 +1,9 @@
-"""Machines leave Slurm before they are taken apart: a pre-drain hook of Cluster API, held from the control side.
+"""Machines leave Slurm before they are taken apart: hooks of Cluster API, held from the control side.
 
-Every Machine of a WorkerSet gets the hook. Once it is being deleted, by the autoscaler or by hand: its node is drained in
-Slurm, its jobs end by themselves, the node's record is deleted and seen to be gone, and only then the hook is taken off.
+Every Machine of a WorkerSet gets the hooks. Once it is being deleted, by the autoscaler or by hand: its node is drained in
+Slurm, its jobs end by themselves, the node's record is deleted and seen to be gone, and only then the hooks are taken off.
 What is next follows from what Slurm and the Machine say now: whoever comes after a crash goes on from there. While Slurm
-does not answer, the hook stays. No job is ever ended here.
+does not answer, they stay. No job is ever ended here.
 """
 
 from __future__ import annotations
@@ -73,18 +73,18 @@ class DetachController:
         if machine is None:
             return None
         owner = self._set_of(machine)
-        hooked = marks.PRE_DRAIN_HOOK in annotations_of(machine)
+        hooks = [one for one in marks.HOOKS if one in annotations_of(machine)]
         if is_deleting(machine):
-            return await self._detach(machine, owner) if hooked else None
-        if owner is not None and not hooked:
+            return await self._detach(machine, owner) if hooks else None
+        if owner is not None and len(hooks) < len(marks.HOOKS):
             await self._annotate(machine, {
-                marks.PRE_DRAIN_HOOK: marks.HOOK_OWNER,
+                **dict.fromkeys(marks.HOOKS, marks.HOOK_OWNER),
                 marks.WORKER_SET: owner["metadata"]["name"],
                 marks.SLURM_CLUSTER: owner["spec"]["slurmCluster"],
             })  # fmt: skip
-        elif owner is None and hooked:
+        elif owner is None and hooks:
             # Its WorkerSet was deleted: what nobody manages is not held up by us.
-            await self._annotate(machine, dict.fromkeys(_HOOKS))
+            await self._annotate(machine, dict.fromkeys(_TAKEN_OFF))
         return None
 
     # The steps of a Machine that is to go
@@ -185,7 +185,7 @@ class DetachController:
         return await self._release(machine, f"node {worker.name} was removed from Slurm")
 
     async def _release(self, machine: Obj, why: str) -> Again:
-        await self._annotate(machine, dict.fromkeys(_HOOKS))
+        await self._annotate(machine, dict.fromkeys(_TAKEN_OFF))
         self._reported.discard(str(machine["metadata"]["uid"]))
         self._event(machine, "Normal", "Detached", f"may be taken apart: {why}")
         return None
@@ -229,7 +229,7 @@ class DetachController:
             self._event(machine, "Warning", "DetachFailed", text)
 
 
-_HOOKS = (marks.PRE_DRAIN_HOOK, marks.OLD_PRE_DRAIN_HOOK)
+_TAKEN_OFF = (*marks.HOOKS, marks.OLD_PRE_DRAIN_HOOK)
 
 
 def is_member(machine: Obj, worker_set: Obj) -> bool:

@@ -16,9 +16,12 @@ DRAINING_SINCE = "slurmlet.io/draining-since"
 # A person lets a Machine go though Slurm does not answer, or jobs run: "true".
 SKIP_DRAIN = "slurmlet.io/skip-drain"
 
-# Cluster API: taken first when replicas are lowered; and the hook under which a Machine waits before it is drained.
+# Cluster API: taken first when replicas are lowered; and the hooks under which a Machine waits before it is taken apart.
+# A Machine that no Kubernetes Node stands for, as a Slurm worker's, never waits for pre-drain hooks, only for the other.
 DELETE_MACHINE = "cluster.x-k8s.io/delete-machine"
+PRE_TERMINATE_HOOK = "pre-terminate.delete.hook.machine.cluster.x-k8s.io/slurmlet"
 PRE_DRAIN_HOOK = "pre-drain.delete.hook.machine.cluster.x-k8s.io/slurmlet"
+HOOKS = (PRE_DRAIN_HOOK, PRE_TERMINATE_HOOK)
 HOOK_OWNER = "slurmlet-provision"
 # The thesis's own, without a name behind it: it is taken off together with ours.
 OLD_PRE_DRAIN_HOOK = "pre-drain.delete.hook.machine.cluster.x-k8s.io"
