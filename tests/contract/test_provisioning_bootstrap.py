@@ -26,17 +26,24 @@ class Rig:
         self.place, self.client, self.told = place, place.client, told
         self.root = f"/apis/{API}/namespaces/{place.home}"
 
-    async def cluster(self, **spec: Any) -> None:
-        await self._core("Cluster", "alpha", spec)
+    async def cluster(self, name: str = "alpha", **spec: Any) -> None:
+        await self._core("Cluster", name, spec)
 
-    async def machine(self, name: str) -> Obj:
-        return await self._core("Machine", name, {"clusterName": "alpha"})
+    async def machine(self, name: str, cluster: str = "alpha") -> Obj:
+        return await self._core("Machine", name, {"clusterName": cluster})
 
-    async def config(self, name: str, spec: Obj, kind: str = "SlurmWorkerConfig", machine: str = "") -> None:
+    async def config(
+        self,
+        name: str,
+        spec: Obj,
+        kind: str = "SlurmWorkerConfig",
+        machine: str = "",
+        cluster: str = "alpha",
+    ) -> None:
         """As Cluster API clones it from a template, with its Machine as owner."""
         metadata: Obj = {"name": name}
         if machine:
-            uid = (await self.machine(machine))["metadata"]["uid"]
+            uid = (await self.machine(machine, cluster))["metadata"]["uid"]
             owner = {"apiVersion": f"{CLUSTER_API}/v1beta2", "kind": "Machine", "name": machine, "uid": uid}
             metadata["ownerReferences"] = [owner]
         body = {"apiVersion": API, "kind": kind, "metadata": metadata, "spec": spec}

@@ -17,7 +17,7 @@ COMMAND_VERBS = frozenset({
 })  # fmt: skip
 # An option is an imperative too, or names the value that it takes.
 OPTION_VERBS = frozenset({
-    "Check", "Clean", "Delete", "Encrypt", "Forward", "Leave", "Print", "Select", "Show", "Skip",
+    "Admit", "Check", "Clean", "Delete", "Encrypt", "Forward", "Leave", "Print", "Select", "Show", "Skip",
     "Validate", "Wait",
 })  # fmt: skip
 OPTION_VALUES = frozenset({

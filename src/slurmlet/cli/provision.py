@@ -19,6 +19,7 @@ from slurmlet.cli.options import output_option
 if TYPE_CHECKING:
     from slurmlet.kube.client import ApiClient
     from slurmlet.kube.credentials import Credentials
+    from slurmlet.operators.provisioning.provider_parts import WebhookSettings
     from slurmlet.operators.provisioning.slurm_access import SlurmSource
 
 _T = TypeVar("_T")
@@ -100,6 +101,43 @@ def command() -> None:
     show_default="that of the credentials",
     help="Namespace of the lease by which one of several replicas leads.",
 )
+@click.option(
+    "--webhook-port",
+    metavar="PORT",
+    type=click.IntRange(0, 65535),
+    default=0,
+    show_default="webhooks are not served",
+    help="Port on which webhooks are served.",
+)
+@click.option(
+    "--webhook-address",
+    metavar="ADDRESS",
+    default="0.0.0.0",
+    show_default=True,
+    help="Address on which webhooks are served.",
+)
+@click.option(
+    "--webhook-name",
+    metavar="NAME",
+    multiple=True,
+    help="Name or address under which the API server calls webhooks; may be given several times.",
+)
+@click.option(
+    "--webhook-certificates",
+    metavar="DIRECTORY",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=None,
+    show_default="certificates are made and replaced by the operator",
+    help="Path of a directory with tls.crt and tls.key, such as a mounted Secret of cert-manager.",
+)
+@click.option(
+    "--injection-fail-open", is_flag=True, help="Admit metadata that cannot be completed, with a warning."
+)
+@click.option(
+    "--scaling-fail-open",
+    is_flag=True,
+    help="Admit scaling of a mirror that cannot be followed, with a warning.",
+)
 def run(
     kubeconfig: str | None,
     namespace: str,
@@ -108,6 +146,7 @@ def run(
     metrics_address: str,
     metrics_port: int,
     lease_namespace: str,
+    **webhooks: Any,
 ) -> None:
     """Run the operator until it is stopped.
 
@@ -118,13 +157,15 @@ def run(
     from slurmlet.operators.provisioning.operator_settings import OperatorSettings, chosen_parts
 
     credentials = _credentials(kubeconfig)
+    home = lease_namespace or credentials.namespace or "default"
     settings = OperatorSettings(
         namespace=namespace,
         parts=chosen_parts(without),
         interval_s=interval_s,
         metrics_address=metrics_address,
         metrics_port=metrics_port,
-        lease_namespace=lease_namespace or credentials.namespace or "default",
+        lease_namespace=home,
+        webhooks=_webhook_settings(home, namespace, **webhooks),
     )
     sys.exit(operator_process.run(settings, credentials))
 
@@ -270,6 +311,32 @@ def _credentials(kubeconfig: str | None) -> Credentials:
         return in_cluster()
     except SiteError:
         return from_kubeconfig(Path.home() / ".kube" / "config")
+
+
+def _webhook_settings(
+    home: str,
+    watched: str,
+    webhook_port: int,
+    webhook_address: str,
+    webhook_name: tuple[str, ...],
+    webhook_certificates: Path | None,
+    injection_fail_open: bool,
+    scaling_fail_open: bool,
+) -> WebhookSettings:
+    from slurmlet.operators.provisioning.provider_parts import WebhookSettings
+
+    if webhook_port and not webhook_name and webhook_certificates is None:
+        raise click.UsageError("--webhook-port needs --webhook-name or --webhook-certificates")
+    return WebhookSettings(
+        namespace=home,
+        watched=watched,
+        address=webhook_address,
+        port=webhook_port,
+        names=webhook_name,
+        certificates=webhook_certificates,
+        injection_fail_open=injection_fail_open,
+        scaling_fail_open=scaling_fail_open,
+    )
 
 
 def _text(value: int | None) -> str:

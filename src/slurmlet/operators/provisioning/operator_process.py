@@ -10,7 +10,7 @@ import asyncio
 import logging
 import signal
 import tempfile
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from slurmlet.operators.provisioning.detach import DetachController
 from slurmlet.operators.provisioning.node_records import NodeRecordController
 from slurmlet.operators.provisioning.operator_settings import OperatorSettings
 from slurmlet.operators.provisioning.power_saving import PowerSavingController
+from slurmlet.operators.provisioning.provider_parts import ProviderParts
 from slurmlet.operators.provisioning.provisioning_metrics import ProvisioningMetrics
 from slurmlet.operators.provisioning.scale_target import MACHINE_GROUP, ScaleTargets
 from slurmlet.operators.provisioning.slurm_access import SlurmConnections, SlurmLooks, SlurmSource
@@ -118,9 +119,13 @@ async def _kind(discovery: Discovery, kind: str, group: str) -> Any:
 
 
 async def lead(
-    settings: OperatorSettings, client: ApiClient, source: SlurmSource, metrics: ProvisioningMetrics
+    settings: OperatorSettings,
+    client: ApiClient,
+    source: SlurmSource,
+    metrics: ProvisioningMetrics,
+    provider: ProviderParts | None = None,
 ) -> None:
-    """All parts, until this is cancelled."""
+    """All parts, until this is cancelled. `provider`: webhooks and what belongs to them, which every replica has."""
     discovery = Discovery(client)
     shared = Shared(
         settings=settings,
@@ -144,6 +149,8 @@ async def lead(
         for name, part in LEADING.items():
             if name in settings.parts:
                 tasks.create_task(part(shared), name=name)
+        for name, work in provider.leading(shared.slurm_clusters, shared.run).items() if provider else ():
+            tasks.create_task(work(), name=name)
 
 
 def _path(namespace: str, plural: str) -> str:
@@ -153,15 +160,17 @@ def _path(namespace: str, plural: str) -> str:
 class MetricsServer:
     """/metrics, /healthz and /readyz; nothing here tells a secret, and nothing can be changed."""
 
-    def __init__(self, metrics: ProvisioningMetrics, leading: Callable[[], bool]) -> None:
-        self._metrics, self._leading = metrics, leading
+    def __init__(
+        self, metrics: ProvisioningMetrics, leading: Callable[[], bool], ready: Callable[[], bool]
+    ) -> None:
+        self._metrics, self._leading, self._ready = metrics, leading, ready
         self._runner: web.AppRunner | None = None
 
     async def start(self, address: str, port: int) -> int:
         app = web.Application()
         app.router.add_get("/metrics", self._exposed)
         app.router.add_get("/healthz", self._healthy)
-        app.router.add_get("/readyz", self._healthy)
+        app.router.add_get("/readyz", self._is_ready)
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
         await web.TCPSite(self._runner, address, port).start()
@@ -178,6 +187,12 @@ class MetricsServer:
     async def _healthy(self, _: web.Request) -> web.Response:
         return web.json_response({"leading": self._leading()})
 
+    async def _is_ready(self, request: web.Request) -> web.Response:
+        """Not before webhooks are served: the API server would be sent here."""
+        if not self._ready():
+            return web.json_response({"webhooks": "not served yet"}, status=503)
+        return await self._healthy(request)
+
 
 async def serve(settings: OperatorSettings, credentials: Credentials) -> None:
     """Until SIGTERM. Raises when a part dies."""
@@ -185,11 +200,14 @@ async def serve(settings: OperatorSettings, credentials: Credentials) -> None:
     with tempfile.TemporaryDirectory(prefix="slurmlet-provision-") as directory:
         async with ApiClient(credentials) as client:
             connections = SlurmConnections(client, Path(directory))
+            events = EventRecorder(client, settings.own_name)
+            provider = ProviderParts(client, events, settings.webhooks, settings.parts)
+            metrics.sources.append(provider.families)
             elector = LeaderElector(
                 client, settings.lease_namespace, settings.lease_name, settings.own_name,
-                lambda: lead(settings, client, connections, metrics), times=settings.lease_times,
+                lambda: lead(settings, client, connections, metrics, provider), times=settings.lease_times,
             )  # fmt: skip
-            server = MetricsServer(metrics, lambda: elector.leading)
+            server = MetricsServer(metrics, lambda: elector.leading, lambda: provider.is_serving)
             port = await server.start(settings.metrics_address, settings.metrics_port)
             log.info(
                 "metrics on %s port %d; parts: %s",
@@ -197,14 +215,22 @@ async def serve(settings: OperatorSettings, credentials: Credentials) -> None:
                 port,
                 ", ".join(sorted(settings.parts)),
             )
-            work = asyncio.create_task(elector.run(), name="operator")
+            works = {"leader": elector.run(), "events": events.run(), "webhooks": provider.serve()}
+            work = asyncio.create_task(_together(works), name="operator")
             try:
                 await _until_stopped(work)
             finally:
                 work.cancel()
                 await asyncio.gather(work, return_exceptions=True)
                 await server.stop()
+                await provider.close()
                 await connections.close()
+
+
+async def _together(works: Mapping[str, Coroutine[Any, Any, None]]) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        for name, work in works.items():
+            tasks.create_task(work, name=name)
 
 
 async def _until_stopped(work: asyncio.Task[None]) -> None:
@@ -224,7 +250,15 @@ def run(settings: OperatorSettings, credentials: Credentials) -> int:
     try:
         asyncio.run(serve(settings, credentials))
     except* SlurmletError as group:
-        for error in group.exceptions:
+        for error in _leaves(group):
             log.error("the operator ends: %s", error)
         code = 1
     return code
+
+
+def _leaves(group: BaseExceptionGroup[SlurmletError]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 
 from slurmlet.base.errors import UserError
 from slurmlet.kube.leader_lease import LeaseTimes
+from slurmlet.operators.provisioning.provider_parts import PROVIDER_PARTS, WebhookSettings
 
-# Each can be left out. Those above the line act on behalf of all replicas, and only where they lead.
+# Each can be left out.
 LEADING_PARTS = ("autoscaler", "detach", "node-records", "power-saving")
-PARTS = LEADING_PARTS
+PARTS = (*LEADING_PARTS, *PROVIDER_PARTS)
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class OperatorSettings:
     lease_name: str = "slurmlet-provision"
     identity: str = ""
     lease_times: LeaseTimes = field(default_factory=LeaseTimes)
+    webhooks: WebhookSettings = field(default_factory=WebhookSettings)
 
     @property
     def own_name(self) -> str:
