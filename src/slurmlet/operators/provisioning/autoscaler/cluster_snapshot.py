@@ -49,5 +49,5 @@ def nodes_in_use(snapshot: Snapshot) -> frozenset[str]:
 
     The two are read one after the other: a job that started in between is in one of them only.
     """
-    held = {name for job in snapshot.jobs for name in job.nodes if job.stage is not Stage.ENDED}
+    held = {name for job in snapshot.jobs if job.nodes and job.stage is not Stage.ENDED for name in job.nodes}
     return frozenset(held.union(worker.name for worker in snapshot.workers if worker.busy))

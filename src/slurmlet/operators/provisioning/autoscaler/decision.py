@@ -113,9 +113,10 @@ def _idle_since_s(
     for one in sets:
         for machine in one.at(Place.IDLE):
             worker = workers[machine.node]
-            told = [at for at in (worker.last_busy_at_s, worker.slurmd_started_at_s) if at]
-            seen = state.idle_since_s.get(machine.node, now_s)
-            found[machine.node] = min(now_s, max(told)) if worker.last_busy_at_s and told else seen
+            if worker.last_busy_at_s is None:
+                found[machine.node] = state.idle_since_s.get(machine.node, now_s)
+            else:
+                found[machine.node] = max(worker.last_busy_at_s, worker.slurmd_started_at_s or 0.0)
     return found
 
 
@@ -138,6 +139,7 @@ class _SetPolicy:
 
     def decision(self) -> SetDecision:
         one, spec = self._one, self._spec
+        desired = self._desired()
         undrain = self._undrain()
         grow = self._grow(len(undrain))
         drain: tuple[Machine, ...] = ()
@@ -149,13 +151,13 @@ class _SetPolicy:
         replicas = one.facts.replicas + grow if grow else one.alive - len(leave) if leave else None
         made = SetDecision(
             name=spec.name,
-            desired=self._desired(),
+            desired=desired,
             replicas=replicas,
             unmark=tuple(machine.name for machine in unmark),
             undrain=tuple(machine.node for machine in undrain),
             drain=tuple(machine.node for machine in drain),
             mark=tuple(machine.name for machine in leave if not machine.marked),
-            reasons=(self._summary(), *self._reasons),
+            reasons=(self._summary(desired), *self._reasons),
             busy=one.busy,
             idle=len(self._idle),
             starting=one.starting,
@@ -275,7 +277,7 @@ class _SetPolicy:
         staying = [machine for place in places for machine in one.at(place)]
         return [machine for machine in (*staying, *undrain) if machine.marked_by_us]
 
-    def _summary(self) -> str:
+    def _summary(self, desired: int) -> str:
         one = self._one
         states = [
             f"{count} {name}"
@@ -293,7 +295,7 @@ class _SetPolicy:
         placed = self._packing.placed.get(self._spec.name, 0)
         jobs = f"{placed} waiting jobs" if placed else "no waiting jobs"
         more = f", {self._new} more machines" if self._new else ""
-        return f"{', '.join(states) or 'no machines'}; {jobs}{more}; desired {self._desired()}"
+        return f"{', '.join(states) or 'no machines'}; {jobs}{more}; desired {desired}"
 
     def _say(self, sentence: str) -> None:
         self._reasons.append(sentence)

@@ -46,6 +46,10 @@ class Standings:
     seen: Seen | None
     places: Mapping[Place, tuple[Machine, ...]]
     missing: int
+    alive: int  # machines that are not being deleted
+    busy: int
+    starting: int
+    going: int  # workers on their way out
 
     @property
     def spec(self) -> WorkerSet:
@@ -57,23 +61,6 @@ class Standings:
     def count(self, *places: Place) -> int:
         return sum(len(self.places.get(place, ())) for place in places)
 
-    @property
-    def busy(self) -> int:
-        return self.count(Place.BUSY, Place.DRAINING)
-
-    @property
-    def starting(self) -> int:
-        return self.count(Place.STARTING) + max(0, self.missing)
-
-    @property
-    def alive(self) -> int:
-        return sum(not machine.deleting for machine in self.facts.machines)
-
-    @property
-    def going(self) -> int:
-        """Workers on their way out."""
-        return self.count(Place.DRAINING, Place.DRAINED, Place.LEAVING)
-
 
 def standings_of(
     facts: SetFacts,
@@ -82,7 +69,8 @@ def standings_of(
     seen: Seen | None,
     now_s: float,
 ) -> Standings:
-    missing = facts.replicas - sum(not machine.deleting for machine in facts.machines)
+    alive = sum(not machine.deleting for machine in facts.machines)
+    missing = facts.replicas - alive
     places: dict[Place, list[Machine]] = {}
     for machine in sorted(facts.machines, key=lambda machine: machine.name):
         place = _place_of(machine, workers.get(machine.node), machine.node in in_use, facts.spec, now_s)
@@ -90,7 +78,18 @@ def standings_of(
             place = Place.LEAVING  # replicas are lowered already: it can no longer be kept
         places.setdefault(place, []).append(machine)
     seen = _seen(facts, workers, seen if seen is not None and seen.spec == facts.spec else None)
-    return Standings(facts, seen, {place: tuple(found) for place, found in places.items()}, missing)
+    counts = {place: len(found) for place, found in places.items()}
+    draining = counts.get(Place.DRAINING, 0)
+    return Standings(
+        facts,
+        seen,
+        {place: tuple(found) for place, found in places.items()},
+        missing,
+        alive,
+        busy=counts.get(Place.BUSY, 0) + draining,
+        starting=counts.get(Place.STARTING, 0) + max(0, missing),
+        going=draining + counts.get(Place.DRAINED, 0) + counts.get(Place.LEAVING, 0),
+    )
 
 
 def _seen(facts: SetFacts, workers: Mapping[str, WorkerNode], before: Seen | None) -> Seen | None:
@@ -157,8 +156,9 @@ def lots_of(
     owned: dict[str, Standings | None] = {}
     for one in sets:
         for machine in one.facts.machines:
-            leaving = machine.deleting or machine in one.at(Place.LEAVING)
-            owned[machine.node] = None if leaving else one
+            owned[machine.node] = one
+        for machine in one.at(Place.LEAVING):
+            owned[machine.node] = None
         for to_come, count in _to_come(one):
             kind, shape = _promised(to_come, one)
             lots[kind, shape] = Lot(kind, shape, count)
