@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from slurmlet.base.bar_chart import bars
 from slurmlet.base.errors import UserError
 from slurmlet.bench import network_measurements
-from slurmlet.bench.bar_chart import bars
 from slurmlet.bench.host_programs import Tree
 from slurmlet.bench.network_bench import NetworkBench, _last_line
 from slurmlet.bench.network_measurements import (  # fmt: skip

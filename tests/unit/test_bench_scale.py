@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurmlet.base.errors import UserError
-from slurmlet.bench.line_chart import chart
+from slurmlet.base.line_chart import chart
 from slurmlet.bench.scale import Batch, HubSample, HubWatch, Scale, ScaleBench, hub_usage
 
 

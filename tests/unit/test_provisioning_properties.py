@@ -238,7 +238,7 @@ def test_whatever_happens_all_jobs_run_once_and_all_machines_go(
     jobs: list[TraceJob], draw: random.Random
 ) -> None:
     spec = default_set(cpus=16, memory_mb=64_000, most=4, scale_in_after_s=60)
-    found = simulate(jobs, [spec], CrashingPolicy(draw), Delays(boot_s=90, stop_s=20))
+    found = simulate(jobs, [spec], CrashingPolicy(draw), Delays(boot_s=90, stop_s=20), interval_s=30)
     assert (found.finished, found.requeues) == (len(jobs), 0)
     assert max(sample.nodes for sample in found.samples) <= 4 + 1  # one may still be stopping
     assert found.samples[-1].busy == 0

@@ -165,7 +165,7 @@ def scale(
 def _draw(path: str, result: Scale) -> None:
     from pathlib import Path
 
-    from slurmlet.bench.line_chart import chart
+    from slurmlet.base.line_chart import chart
 
     memory = [(one.at_s, one.memory_bytes / 2**20) for one in result.hub]
     pairs = zip(result.hub, result.hub[1:], strict=False)

@@ -129,7 +129,7 @@ def _row(what: str, way: str, found: dict[str, Any], told: dict[str, Any]) -> li
 def _draw(path: str, result: dict[str, Any]) -> None:
     from pathlib import Path
 
-    from slurmlet.bench.bar_chart import bars
+    from slurmlet.base.bar_chart import bars
     from slurmlet.bench.network_measurements import TITLES
 
     groups = {

@@ -255,7 +255,8 @@ class _SetPolicy:
         if not drained and not failed:
             return ()
         ours = {machine.name for machine in (*drained, *failed)}
-        others = [m for m in one.facts.machines if m.marked and not m.deleting and m.name not in ours]
+        marked = [machine for place in Place for machine in one.at(place) if machine.marked]
+        others = [m for m in marked if not m.deleting and m.name not in ours]
         if [machine for machine in others if not machine.marked_by_us]:
             self._say(f"scale-in waits: {_names(others)} carry a deletion mark that is not ours")
             return ()

@@ -11,7 +11,7 @@ import heapq
 import itertools
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slurmlet.model.slurm_admin_values import QueuedJob, WorkerNode
 from slurmlet.operators.provisioning.autoscaler.cluster_snapshot import Machine
@@ -102,14 +102,16 @@ class SimulatedCluster:
         passed_s = until_s - self.now_s
         if passed_s <= 0:
             return
-        there = [node for node in self.nodes.values() if node.power is not Power.OFF]
-        busy = sum(bool(node.jobs) for node in there)
-        self.node_s += passed_s * len(there)
-        self.busy_node_s += passed_s * busy
-        last = self.samples[-1] if self.samples else None
-        if last is None or (last.nodes, last.busy, last.pending) != (len(there), busy, len(self.pending)):
-            self.samples.append(Sample(self.now_s, len(there), busy, len(self.pending)))
+        now = self.sample()
+        self.node_s += passed_s * now.nodes
+        self.busy_node_s += passed_s * now.busy
+        if not self.samples or replace(self.samples[-1], at_s=now.at_s) != now:
+            self.samples.append(now)
         self.now_s = until_s
+
+    def sample(self) -> Sample:
+        there = [node for node in self.nodes.values() if node.power is not Power.OFF]
+        return Sample(self.now_s, len(there), sum(bool(node.jobs) for node in there), len(self.pending))
 
     @property
     def finished(self) -> bool:

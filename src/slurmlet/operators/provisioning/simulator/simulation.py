@@ -119,7 +119,7 @@ def _outcome(cluster: SimulatedCluster, policy: Policy) -> Outcome:
         requeues=sum(job.requeues for job in cluster.jobs),
         scale_outs=cluster.boots,
         ended_s=max((job.ended_s or 0.0 for job in done), default=0.0),
-        samples=tuple(cluster.samples),
+        samples=(*cluster.samples, cluster.sample()),
         decisions_s=tuple(ours.durations_s) if ours else (),
         queue_lengths=tuple(ours.queue_lengths) if ours else (),
     )
