@@ -202,14 +202,14 @@ JOBS = st.lists(
     st.builds(
         TraceJob,
         job_id=st.integers(1, 10**6).map(str),
-        submit_s=st.integers(0, 4000).map(float),
-        run_s=st.integers(1, 1500).map(float),
+        submit_s=st.integers(0, 1500).map(float),
+        run_s=st.integers(1, 600).map(float),
         nodes=st.integers(1, 3),
         cpus=st.integers(3, 16),
         held_s=st.sampled_from([0.0, 0.0, 600.0]),
     ),
     min_size=1,
-    max_size=12,
+    max_size=8,
 )
 
 

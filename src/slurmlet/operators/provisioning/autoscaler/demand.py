@@ -97,21 +97,33 @@ class Demand:
 
 
 class _Tally:
-    """Jobs that are alike, while they are counted."""
+    """Jobs that are alike, while they are counted, and the first of them in the order in which Slurm would start them."""
 
-    __slots__ = ("count", "first", "turn")
+    __slots__ = ("count", "first", "priority", "submitted_s")
 
-    def __init__(self) -> None:
+    def __init__(self, first: QueuedJob) -> None:
         self.count = 0
-        self.turn: tuple[float, float, str] | None = None
-        self.first: QueuedJob | None = None
+        self.first = first
+        self.priority = first.priority
+        self.submitted_s = _submitted_s(first)
 
     def add(self, job: QueuedJob, tasks: int) -> None:
         self.count += tasks
-        submitted_s = job.submitted_at_s
-        turn = (-job.priority, float("inf") if submitted_s is None else submitted_s, job.job_id)
-        if self.turn is None or turn < self.turn:
-            self.turn, self.first = turn, job
+        if job.priority < self.priority or job is self.first:
+            return
+        submitted_s = _submitted_s(job)
+        if job.priority == self.priority and submitted_s > self.submitted_s:
+            return
+        if (-job.priority, submitted_s, job.job_id) < self.turn:
+            self.first, self.priority, self.submitted_s = job, job.priority, submitted_s
+
+    @property
+    def turn(self) -> tuple[int, float, str]:
+        return (-self.priority, self.submitted_s, self.first.job_id)
+
+
+def _submitted_s(job: QueuedJob) -> float:
+    return job.submitted_at_s if job.submitted_at_s is not None else float("inf")
 
 
 def demand_of(
@@ -119,8 +131,11 @@ def demand_of(
 ) -> Demand:
     running: dict[str, int] = {}
     queued: list[QueuedJob] = []
+    is_queued: dict[str, bool] = {}  # by state: looked up once for each, of thousands of jobs
     for job in jobs:
-        if job.stage is Stage.QUEUED and not job.nodes:
+        if job.state not in is_queued:
+            is_queued[job.state] = job.stage is Stage.QUEUED
+        if is_queued[job.state] and not job.nodes:
             queued.append(job)
         elif job.array_id:
             running[job.array_id] = running.get(job.array_id, 0) + 1
@@ -129,19 +144,19 @@ def demand_of(
     for job in queued:
         tasks = job.tasks_pending
         if job.eligible_at_s is not None and job.eligible_at_s > now_s:
-            ignored.setdefault(_WAITS_FOR_OTHERS["BeginTime"], _Tally()).add(job, tasks)
+            ignored.setdefault(_WAITS_FOR_OTHERS["BeginTime"], _Tally(job)).add(job, tasks)
             continue
         if job.tasks_at_once is not None:
             allowed = max(0, min(tasks, job.tasks_at_once - running.get(job.array_id, 0)))
             if allowed < tasks:
-                limited = ignored.setdefault(_WAITS_FOR_OTHERS["JobArrayTaskLimit"], _Tally())
+                limited = ignored.setdefault(_WAITS_FOR_OTHERS["JobArrayTaskLimit"], _Tally(job))
                 limited.add(job, tasks - allowed)
             tasks = allowed
         if tasks > 0:
             request = _request(job)
             tally = alike.get(request)
             if tally is None:
-                tally = alike[request] = _Tally()
+                tally = alike[request] = _Tally(job)
             tally.add(job, tasks)
     return _sorted_out(alike.values(), ignored, partition_max_nodes or {})
 
@@ -151,27 +166,25 @@ def _sorted_out(
 ) -> Demand:
     counting: dict[Need, _Tally] = {}
     for tally in alike:
-        assert tally.first is not None
-        why = why_not(tally.first) or _too_large(tally.first, partition_max_nodes)
+        first = tally.first
+        why = why_not(first) or _too_large(first, partition_max_nodes)
         # Needs are equal where only Slurm's reason differs (Priority, Resources).
         into = (
-            ignored.setdefault(why, _Tally()) if why else counting.setdefault(need_of(tally.first), _Tally())
+            ignored.setdefault(why, _Tally(first))
+            if why
+            else counting.setdefault(need_of(first), _Tally(first))
         )
-        into.add(tally.first, tally.count)
-    waiting = sorted(counting.items(), key=lambda item: item[1].turn or ())
+        into.add(first, tally.count)
+    waiting = sorted(counting.items(), key=lambda item: item[1].turn)
     return Demand(
-        tuple(Waiting(need, tally.count, _id(tally)) for need, tally in waiting),
-        tuple(Ignored(why, tally.count, _id(tally)) for why, tally in sorted(ignored.items())),
+        tuple(Waiting(need, tally.count, tally.first.job_id) for need, tally in waiting),
+        tuple(Ignored(why, tally.count, tally.first.job_id) for why, tally in sorted(ignored.items())),
     )
 
 
 def _too_large(job: QueuedJob, partition_max_nodes: Mapping[str, int]) -> str:
     limits = [partition_max_nodes.get(partition, job.nodes_min) for partition in job.partitions]
     return "is over its partition's limit on nodes" if limits and max(limits) < job.nodes_min else ""
-
-
-def _id(tally: _Tally) -> str:
-    return tally.first.job_id if tally.first is not None else ""
 
 
 def why_not(job: QueuedJob) -> str:

@@ -22,6 +22,7 @@ from slurmlet.operators.provisioning.simulator.simulated_nodes import Power
 class Policy(Protocol):
     name: str
     cloud: bool  # Slurm knows machines that are switched off, and starts jobs on them
+    shrinks: bool
 
     def begin(self, cluster: SimulatedCluster) -> None: ...
 
@@ -33,6 +34,7 @@ class SlurmletPolicy:
 
     name = "slurmlet"
     cloud = False
+    shrinks = True
 
     def __init__(self) -> None:
         self.durations_s: list[float] = []
@@ -95,6 +97,7 @@ class KedaPolicy:
     """
 
     cloud = False
+    shrinks = True
 
     def __init__(self, *, refined: bool, cool_down_s: float = 300.0, threshold: int = 1) -> None:
         self.name = "thesis" if refined else "slinky"
@@ -143,6 +146,7 @@ class PowerSavingPolicy:
 
     name = "power-saving"
     cloud = True
+    shrinks = True
 
     def __init__(self, suspend_time_s: float | None = None) -> None:
         self._suspend_time_s = suspend_time_s
@@ -164,6 +168,7 @@ class FixedPolicy:
 
     name = "fixed"
     cloud = False
+    shrinks = False
 
     def begin(self, cluster: SimulatedCluster) -> None:
         for name, spec in cluster.sets.items():

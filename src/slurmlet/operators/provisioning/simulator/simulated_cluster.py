@@ -221,7 +221,10 @@ class SimulatedCluster:
         node.free_memory_mb += sign * job.memory_mb
         for name, count in job.gres:
             node.free_gres[name] = node.free_gres.get(name, 0) + sign * count
-        (node.jobs.add if sign < 0 else node.jobs.discard)(job)
+        if sign < 0:
+            node.jobs[job] = None
+        else:
+            del node.jobs[job]
 
     def _requeue(self, job: SimJob) -> None:
         if job.began_s is not None:

@@ -29,7 +29,7 @@ class SimNode:
     free_cpus: int = 0
     free_memory_mb: int = 0
     free_gres: dict[str, int] = field(default_factory=dict)
-    jobs: set[SimJob] = field(default_factory=set)
+    jobs: dict[SimJob, None] = field(default_factory=dict)  # ordered: a run is the same each time
     last_busy_s: float = 0.0
     up_s: float | None = None
     drained: bool = False

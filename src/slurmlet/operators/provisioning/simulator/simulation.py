@@ -97,7 +97,7 @@ def simulate(
         if cluster.finished:
             if last_done_s is None:
                 last_done_s = max((job.ended_s or 0.0 for job in cluster.done), default=0.0)
-            if cluster.at_rest or cluster.now_s > last_done_s + 3600:
+            if cluster.at_rest or not policy.shrinks or cluster.now_s > last_done_s + 3600:
                 break
         else:
             last_done_s = None
