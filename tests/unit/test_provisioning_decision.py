@@ -105,6 +105,20 @@ class TestScaleIn:
         deleting = replace(marked, deleting=True)
         assert not only(SetFacts(worker_set(), 1, (deleting, busy)), workers=workers).changes
 
+    def test_replicas_are_not_lowered_while_machines_are_still_to_come(self) -> None:
+        """The number of machines would not tell whether it was done."""
+        drained = only(facts("n1", replicas=2), workers=[node("n1", reason=OURS)])
+        assert (drained.mark, drained.replicas) == ((), None)
+
+    def test_a_machine_that_is_given_up_cannot_be_kept_and_what_follows_waits(self) -> None:
+        marked = Machine("n1", "n1", NOW_S, marked=True, marked_by_us=True)
+        found = only(
+            SetFacts(worker_set(), 0, (marked,)), workers=[node("n1", reason=OURS)], jobs=[waiting_job()]
+        )
+        assert not found.changes
+        assert found.desired == 1
+        assert any("scale-out waits" in reason for reason in found.reasons)
+
     def test_a_job_that_came_in_between_keeps_its_worker(self) -> None:
         draining = node("n1", busy=True, reason=OURS)
         found = only(facts("n1"), workers=[draining], jobs=[running_job(1, "n1")])

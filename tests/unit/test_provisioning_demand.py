@@ -166,3 +166,11 @@ class TestPacking:
         )
         assert made.sets[0].replicas == 8
         assert not made.unplaced[0].impossible
+
+    def test_jobs_that_have_not_all_their_nodes_are_told(self) -> None:
+        jobs = [waiting_job(number, nodes_min=2, cpus=32) for number in range(3)]
+        made = decision(facts(spec=worker_set(max=5)), jobs=jobs)
+        assert made.sets[0].replicas == 5
+        assert [(one.count, one.why) for one in made.unplaced] == [
+            (1, "no machine is left for it below the maximum")
+        ]

@@ -233,12 +233,12 @@ class CrashingPolicy(SlurmletPolicy):
             step()
 
 
-@given(JOBS, st.randoms(use_true_random=False))
+@given(JOBS, st.sampled_from([0.0, 10.0, 45.0]), st.randoms(use_true_random=False))
 def test_whatever_happens_all_jobs_run_once_and_all_machines_go(
-    jobs: list[TraceJob], draw: random.Random
+    jobs: list[TraceJob], react_s: float, draw: random.Random
 ) -> None:
     spec = default_set(cpus=16, memory_mb=64_000, most=4, scale_in_after_s=60)
-    found = simulate(jobs, [spec], CrashingPolicy(draw), Delays(boot_s=90, stop_s=20), interval_s=30)
+    found = simulate(jobs, [spec], CrashingPolicy(draw), Delays(90, 20, react_s), interval_s=30)
     assert (found.finished, found.requeues) == (len(jobs), 0)
     assert max(sample.nodes for sample in found.samples) <= 4 + 1  # one may still be stopping
     assert found.samples[-1].busy == 0

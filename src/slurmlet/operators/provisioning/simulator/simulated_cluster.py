@@ -36,6 +36,7 @@ _BACKFILL_DEPTH = 100
 class Delays:
     boot_s: float = 300.0
     stop_s: float = 60.0
+    react_s: float = 0.0  # of the target's controller to other replicas
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,8 +240,16 @@ class SimulatedCluster:
     # Machines
 
     def set_replicas(self, name: str, count: int) -> None:
-        """What the target's controller does: new machines, or deletions, marked ones first and then whichever."""
         self.replicas[name] = count
+        self.version += 1
+        if self.delays.react_s:
+            self.at(self.now_s + self.delays.react_s, lambda: self._reconcile(name))
+        else:
+            self._reconcile(name)
+
+    def _reconcile(self, name: str) -> None:
+        """What the target's controller does: new machines, or deletions, marked ones first and then whichever."""
+        count = self.replicas[name]
         alive = [
             node
             for node in self.nodes.values()
