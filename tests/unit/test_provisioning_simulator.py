@@ -215,6 +215,10 @@ class TestCommand:
         assert ran.exit_code == 2
         assert "either TRACE or --generate" in ran.stderr
 
+    def test_refuses_a_minimum_over_the_maximum(self) -> None:
+        ran = CliRunner().invoke(command, ["--generate", "5", "--min", "9", "--max", "3"])
+        assert (ran.exit_code, "--min is 9" in ran.stderr) == (2, True)
+
     def test_a_generated_trace_is_kept(self, tmp_path: Path) -> None:
         argv = ["--generate", "30", "--policy", "slurmlet", "--out", str(tmp_path)]
         assert CliRunner().invoke(command, argv, catch_exceptions=False).exit_code == 0

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 # Commands with a file of their own, loaded when they are used: name → module.
-_MODULES: dict[str, str] = {}
+_MODULES = {"simulate": "provision_simulate"}
 
 kubeconfig_option = click.option(
     "--kubeconfig",

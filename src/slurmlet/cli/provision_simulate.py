@@ -85,6 +85,8 @@ def command(
 
     if (trace is None) == (generated is None):
         raise click.UsageError("Give either TRACE or --generate JOBS.")
+    if least > most:
+        raise click.UsageError(f"--min is {least}, expected at most --max, which is {most}.")
     jobs = _jobs(trace, generated, seed, cpus, most)
     plain = default_set(cpus=cpus, memory_mb=4000 * cpus, most=most, least=least, scale_in_after_s=idle_time)
     sets = _sets(worker_sets) if worker_sets is not None else [plain]

@@ -229,7 +229,9 @@ class SimulatedCluster:
 
     def _requeue(self, job: SimJob) -> None:
         if job.began_s is not None:
-            job.lost_node_s += (self.now_s - job.began_s) * len(job.on)
+            # Its share of each node: others are cut off there too.
+            shares = sum(job.cpus / node.spec.shape.cpus for node in job.on)
+            job.lost_node_s += (self.now_s - job.began_s) * shares
         self._release_nodes(job)
         job.began_s = None
         job.run += 1
