@@ -212,15 +212,31 @@ class TestFaults:
         """A job that fits the spec, and none of the machines that came: without this, one more would come each time."""
         spec = worker_set(shape=Shape(16, 64_000))
         job = waiting_job(memory_mb_per_node=64_000)
-        short = [node("n1", idle_s=10, memory_mb=63_000)]
-        first = decision(facts("n1", spec=spec), workers=short, jobs=[job])
-        assert first.of("small").replicas is None
-        assert "large enough" in first.unplaced[0].why
+        first = decision(facts(spec=spec), jobs=[job])
+        assert first.of("small").replicas == 1
+        came = SetFacts(spec, 1, (Machine("n1", "n1", NOW_S + 5),))
+        second = decision(came, workers=[node("n1", memory_mb=63_000)], jobs=[job], state=first.state)
+        assert second.of("small").replicas is None
+        assert "large enough" in second.unplaced[0].why
         # Also once that machine is gone.
-        assert decision(facts(spec=spec), jobs=[job], state=first.state).of("small").replicas is None
-        # Another spec is believed again.
-        larger = worker_set(shape=Shape(16, 65_000))
-        assert decision(facts(spec=larger), jobs=[job], state=first.state).of("small").replicas == 1
+        assert decision(facts(spec=spec), jobs=[job], state=second.state).of("small").replicas is None
+        # Another spec is believed again, whatever machines of the old one are left.
+        larger = SetFacts(worker_set(shape=Shape(16, 65_000)), 1, came.machines)
+        later_s = NOW_S + 60
+        made = decision(
+            larger, workers=[node("n1", memory_mb=63_000)], jobs=[job], state=second.state, now_s=later_s
+        )
+        assert made.of("small").replicas == 2
+
+    def test_what_workers_were_short_of_for_a_moment_is_forgotten(self) -> None:
+        spec = worker_set(features=frozenset({"ib"}))
+        first = decision(facts(spec=spec))
+        came = SetFacts(spec, 1, (Machine("n1", "n1", NOW_S + 5),))
+        bare, whole = node("n1", busy=True), node("n1", busy=True, features=frozenset({"ib"}))
+        second = decision(came, workers=[bare], jobs=[waiting_job(features="ib")], state=first.state)
+        assert second.of("small").replicas is None
+        third = decision(came, workers=[whole], jobs=[waiting_job(features="ib")], state=second.state)
+        assert third.of("small").replicas == 2
 
     def test_a_paused_set_shows_what_it_would_do(self) -> None:
         found = only(facts(spec=worker_set(paused=True)), jobs=[waiting_job()])

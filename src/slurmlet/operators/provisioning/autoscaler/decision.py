@@ -97,7 +97,7 @@ def decide(snapshot: Snapshot, state: PolicyState, now_s: float) -> Decision:
             decided.append(_unchanged(one.spec.name, one.facts.replicas, said))
         else:
             decided.append(_SetPolicy(one, packing, workers, idle_since_s, now_s).decision())
-    seen = {one.spec.name: one.seen for one in sets if one.seen is not None}
+    seen = {one.spec.name: one.seen for one in sets}
     return Decision(tuple(decided), PolicyState(idle_since_s, seen), demand.ignored, tuple(packing.unplaced))
 
 

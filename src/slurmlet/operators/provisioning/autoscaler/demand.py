@@ -109,13 +109,16 @@ class _Tally:
 
     def add(self, job: QueuedJob, tasks: int) -> None:
         self.count += tasks
-        if job.priority < self.priority or job is self.first:
+        priority = job.priority
+        if priority < self.priority:
             return
         submitted_s = _submitted_s(job)
-        if job.priority == self.priority and submitted_s > self.submitted_s:
-            return
-        if (-job.priority, submitted_s, job.job_id) < self.turn:
-            self.first, self.priority, self.submitted_s = job, job.priority, submitted_s
+        if priority == self.priority:
+            if submitted_s > self.submitted_s:
+                return
+            if submitted_s == self.submitted_s and job.job_id >= self.first.job_id:
+                return
+        self.first, self.priority, self.submitted_s = job, priority, submitted_s
 
     @property
     def turn(self) -> tuple[int, float, str]:

@@ -28,14 +28,15 @@ class Place(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The least that workers of a set turned out to have. A spec that promises more than machines hold would otherwise bring
-    up one after the other for a job that can use none of them.
+    """The most that any worker made under this spec turned out to have. A spec that promises more would otherwise bring up
+    one machine after the other for a job that can use none of them. Machines of an earlier spec prove nothing.
     """
 
-    spec: WorkerSet  # that was seen: another one is believed again
-    shape: Shape
-    features: frozenset[str]
-    partitions: frozenset[str]
+    spec: WorkerSet
+    since_s: float
+    shape: Shape | None = None  # None: no machine has come since
+    features: frozenset[str] = frozenset()
+    partitions: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Standings:
     """One set's machines by their place; `missing`: replicas asked for that are not there yet (or, negative, too many)."""
 
     facts: SetFacts
-    seen: Seen | None
+    seen: Seen
     places: Mapping[Place, tuple[Machine, ...]]
     missing: int
     alive: int  # machines that are not being deleted
@@ -77,7 +78,9 @@ def standings_of(
         if missing < 0 and machine.marked_by_us and place in (Place.DRAINED, Place.FAILED):
             place = Place.LEAVING  # replicas are lowered already: it can no longer be kept
         places.setdefault(place, []).append(machine)
-    seen = _seen(facts, workers, seen if seen is not None and seen.spec == facts.spec else None)
+    if seen is None or seen.spec != facts.spec:
+        seen = Seen(facts.spec, now_s)
+    seen = _seen(facts, workers, seen)
     counts = {place: len(found) for place, found in places.items()}
     draining = counts.get(Place.DRAINING, 0)
     return Standings(
@@ -92,29 +95,43 @@ def standings_of(
     )
 
 
-def _seen(facts: SetFacts, workers: Mapping[str, WorkerNode], before: Seen | None) -> Seen | None:
-    seen = before
+def _seen(facts: SetFacts, workers: Mapping[str, WorkerNode], before: Seen) -> Seen:
+    """From the workers that are there; what was seen of those that are gone is kept until others come."""
+    found: Seen | None = None
     for machine in facts.machines:
         worker = workers.get(machine.node)
         if worker is None or machine.deleting or not worker.registered:
             continue
+        if machine.created_at_s is not None and machine.created_at_s < before.since_s:
+            continue
         shape = Shape(worker.cpus, worker.memory_mb, worker.gres)
-        if seen is None:
-            seen = Seen(facts.spec, shape, worker.features, worker.partitions)
-        elif shape != seen.shape or worker.features != seen.features or worker.partitions != seen.partitions:
-            least = _least(shape, seen.shape)
-            seen = replace(
-                seen,
-                shape=least,
-                features=seen.features & worker.features,
-                partitions=seen.partitions & worker.partitions,
+        if found is None or found.shape is None:
+            found = Seen(before.spec, before.since_s, shape, worker.features, worker.partitions)
+        elif (
+            shape != found.shape or worker.features != found.features or worker.partitions != found.partitions
+        ):
+            found = replace(
+                found,
+                shape=_most(shape, found.shape),
+                features=found.features | worker.features,
+                partitions=found.partitions | worker.partitions,
             )
-    return seen
+    return found or before
 
 
-def _least(one: Shape, other: Shape) -> Shape:
-    gres = tuple((name, min(count, gres_of(other.gres, name))) for name, count in one.gres)
-    return Shape(min(one.cpus, other.cpus), min(one.memory_mb, other.memory_mb), gres)
+def _least(promised: Shape, seen: Shape) -> Shape:
+    gres = tuple((name, min(count, gres_of(seen.gres, name))) for name, count in promised.gres)
+    return Shape(min(promised.cpus, seen.cpus), min(promised.memory_mb, seen.memory_mb), gres)
+
+
+def _most(one: Shape, other: Shape) -> Shape:
+    held = dict(other.gres)
+    gres = {name: max(count, held.get(name, 0)) for name, count in one.gres}
+    return Shape(
+        max(one.cpus, other.cpus),
+        max(one.memory_mb, other.memory_mb),
+        tuple(sorted({**held, **gres}.items())),
+    )
 
 
 def _place_of(
@@ -211,7 +228,7 @@ def _promised(standing: Standing, one: Standings) -> tuple[Kind, Shape]:
     """What a machine that is not there yet will be: as its spec says, and not more than others turned out to be."""
     spec, seen = one.spec, one.seen
     partitions, features, shape = spec.partitions, spec.features, spec.shape
-    if seen is not None:
+    if seen.shape is not None:
         partitions &= seen.partitions
         features &= seen.features
         shape = _least(shape, seen.shape)
