@@ -118,6 +118,14 @@ class TestPacking:
 
     def test_tasks_without_a_number_of_nodes_are_spread(self) -> None:
         assert replicas(SMALL, jobs=[waiting_job(cpus=40)]) == {"small": 3}
+        # squeue has at least one CPU of each node for every job.
+        assert replicas(SMALL, jobs=[waiting_job(cpus=40, cpus_per_node=1)]) == {"small": 3}
+
+    def test_tasks_that_must_be_on_one_node_are_not_spread(self) -> None:
+        for job in (waiting_job(cpus=40, nodes_max=1), waiting_job(cpus=40, cpus_per_node=20)):
+            made = decision(facts(spec=SMALL), jobs=[job])
+            assert made.sets[0].replicas is None
+            assert "large enough" in made.unplaced[0].why
 
     def test_a_job_for_a_domain_gets_all_its_machines_there(self) -> None:
         racks = [worker_set(f"rack{n}", topology_domain=f"rack{n}", max=4) for n in (1, 2)]

@@ -29,11 +29,12 @@ class QueuedJob:
     partitions: tuple[str, ...] = ()  # any of them will do
     # What the whole job asks for, or holds once it runs.
     nodes_min: int = 1
-    nodes_max: int | None = None  # None: as many as nodes_min
+    nodes_max: int | None = None  # None: as many as its tasks take
     cpus: int = 1
     memory_mb: int = 0
     gres: Gres = ()
-    # What each of its nodes must have at least; 0 and () where only the whole was asked for.
+    # What each of its nodes must have at least (squeue says 1 CPU where nobody asked); 0 and () where only the whole was
+    # asked for.
     cpus_per_node: int = 0
     memory_mb_per_node: int = 0
     gres_per_node: Gres = ()

@@ -303,7 +303,7 @@ def _limits(need: Need, alternatives: Sequence[Way]) -> tuple[Standing, ...]:
 
 def _request(need: Need, group: Group, largest_cpus: int) -> _Request:
     nodes = group.count or need.nodes
-    if not need.cpus_per_node and largest_cpus and nodes * largest_cpus < need.cpus:
+    if largest_cpus and nodes * largest_cpus < need.cpus:
         # Tasks that Slurm spreads over as many nodes as it takes, unless the job says how many.
         spread = -(-need.cpus // largest_cpus)
         if group.count is None and (need.nodes_max is None or spread <= need.nodes_max):
