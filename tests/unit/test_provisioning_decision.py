@@ -228,6 +228,15 @@ class TestFaults:
         )
         assert made.of("small").replicas == 2
 
+    def test_one_worker_that_is_as_promised_proves_the_spec(self) -> None:
+        spec = worker_set(shape=Shape(16, 64_000, (("gpu", 2),)))
+        first = decision(facts(spec=spec))
+        came = SetFacts(spec, 2, (Machine("n1", "n1", NOW_S + 5), Machine("n2", "n2", NOW_S + 5)))
+        workers = [node("n1", busy=True, memory_mb=63_000), node("n2", busy=True, gres=(("gpu:a100", 2),))]
+        job = waiting_job(memory_mb_per_node=64_000, gres_per_node=(("gpu", 1),))
+        assert decision(came, workers=workers[:1], jobs=[job], state=first.state).of("small").replicas is None
+        assert decision(came, workers=workers, jobs=[job], state=first.state).of("small").replicas == 3
+
     def test_what_workers_were_short_of_for_a_moment_is_forgotten(self) -> None:
         spec = worker_set(features=frozenset({"ib"}))
         first = decision(facts(spec=spec))

@@ -113,8 +113,14 @@ class TestPacking:
         assert replicas(SMALL, jobs=jobs) == {"small": 2}
 
     def test_an_exclusive_job_has_its_node_alone(self) -> None:
-        jobs = [waiting_job(1, cpus=1, exclusive=True), waiting_job(2, cpus=1)]
-        assert replicas(SMALL, jobs=jobs) == {"small": 2}
+        alone, other = waiting_job(1, cpus=1, exclusive=True), waiting_job(2, cpus=1)
+        assert replicas(SMALL, jobs=[alone, other]) == {"small": 2}
+        assert replicas(SMALL, jobs=[alone, replace(other, priority=9)]) == {"small": 2}
+
+    def test_an_exclusive_job_takes_no_room_beside_others(self) -> None:
+        partly = node("n1", state="MIXED", cpus_allocated=4)
+        jobs = [running_job(1, "n1", cpus=4), waiting_job(2, reason="None", cpus=4, exclusive=True)]
+        assert decision(facts("n1"), workers=[partly], jobs=jobs).sets[0].replicas == 2
 
     def test_tasks_without_a_number_of_nodes_are_spread(self) -> None:
         assert replicas(SMALL, jobs=[waiting_job(cpus=40)]) == {"small": 3}

@@ -51,6 +51,10 @@ class Lot:
     opened: bool = False  # a job of this packing is on them
 
     @property
+    def whole(self) -> bool:
+        return not self.opened and self.kind.standing is not Standing.PARTLY_USED
+
+    @property
     def turn(self) -> tuple[bool, int, int, int, str, str]:
         standing = self.kind.standing
         there = standing <= Standing.IDLE or self.opened
@@ -257,7 +261,7 @@ class _Packer:
 
     def _take(self, lots: list[Lot], request: _Request, count: int) -> int:
         """Place as many of `count` jobs as have all their nodes, each on nodes of its own."""
-        shares = [(lot.count, request.fits(lot.free, whole=not lot.opened)) for lot in lots]
+        shares = [(lot.count, request.fits(lot.free, whole=lot.whole)) for lot in lots]
         if sum(number * min(fit, count) for number, fit in shares) < request.nodes * count:
             low, high = 0, count - 1
             while low < high:
@@ -271,7 +275,7 @@ class _Packer:
 
     def _take_shares(self, lots: list[Lot], request: _Request, most_each: int, wanted: int) -> None:
         for lot in lots:
-            each = min(request.fits(lot.free, whole=not lot.opened), most_each)
+            each = min(request.fits(lot.free, whole=lot.whole), most_each)
             if each <= 0 or wanted <= 0:
                 continue
             full = min(lot.count, wanted // each)
