@@ -52,7 +52,8 @@ class Farm:
         eventually(lambda: not self.machines(), 120)
         for node in self.nodes():
             self.site.slurm("scontrol", "delete", f"nodename={node}", user="root", check=False)
-        kubectl("-n", NAMESPACE, "delete", "machinedeployments", self.name, "--ignore-not-found")
+        kinds = "machinedeployments,metal3machinetemplates,metal3datatemplates,slurmworkerconfigtemplates"
+        kubectl("-n", NAMESPACE, "delete", kinds, self.name, "--ignore-not-found")
 
     def _unhook(self, machine: str) -> None:
         """With the WorkerSet gone nobody else takes the operator's hooks off."""

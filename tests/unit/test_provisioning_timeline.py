@@ -55,7 +55,7 @@ def looks() -> list[Sample]:
         Sample(10.0, {"1": "PENDING"}, {}, {}, {"w": 0}),
         Sample(12.0, {"1": "PENDING"}, {}, {"m": "machine"}, {"w": 1}),
         Sample(15.0, {"1": "RUNNING"}, {"m": "busy"}, {"m": "provisioned"}, {"w": 1}),
-        Sample(20.0, {"1": "COMPLETED"}, {}, {}, {"w": 0}),
+        Sample(20.0, {}, {}, {}, {"w": 0}),
     ]
 
 

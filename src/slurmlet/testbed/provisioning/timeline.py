@@ -16,7 +16,7 @@ from slurmlet.testbed.config_files import SHAPE_PREFIX
 
 ABSENT = ""
 _COLOURS = {
-    "PENDING": "#d9d9d9", "RUNNING": "#2b8a3e", "COMPLETING": "#8ce99a", "COMPLETED": "none",
+    "PENDING": "#d9d9d9", "RUNNING": "#2b8a3e", "COMPLETING": "#8ce99a",
     "machine": "#ffe8cc", "injected": "#ffc078", "provisioned": "#fd7e14",
     "idle": "#a5d8ff", "busy": "#1971c2", "draining": "#e599f7", "drained": "#9c36b5", "down": "#e03131",
     "deleting": "#868e96",
@@ -158,7 +158,7 @@ def text(samples: Sequence[Sample]) -> str:
 
 def picture(samples: Sequence[Sample], title: str) -> str:
     """An SVG: a row for each job and each machine, and the replicas asked for above them."""
-    found = [span for span in spans(samples) if _COLOURS.get(span.state, "#000") != "none"]
+    found = spans(samples)
     rows = rows_of(found)
     begin_s = samples[0].time_s
     length_s = max(samples[-1].time_s - begin_s, 1.0)

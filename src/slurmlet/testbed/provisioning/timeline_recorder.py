@@ -29,7 +29,7 @@ _WATCHED = {
     "MachineDeployment": f"{_CORE}/machinedeployments",
     "Secret": f"/api/v1/namespaces/{NAMESPACE}/secrets",
 }
-_SLURM = "squeue -h -a -t all -o '%i %T'; echo --; sinfo -h -N -o '%N %T' | sort -u"
+_SLURM = "squeue -h -a -o '%i %T'; echo --; sinfo -h -N -o '%N %T' | sort -u"
 
 
 @dataclass
