@@ -14,6 +14,7 @@ from pathlib import Path
 
 from slurmlet.base.console import Steps
 from slurmlet.base.errors import SlurmletError
+from slurmlet.testbed.config_files import SHAPE_PREFIX
 from slurmlet.testbed.provisioning import site_objects, timeline
 from slurmlet.testbed.provisioning.provision_site import (
     ProvisionSite,
@@ -54,6 +55,7 @@ def main() -> int:
 
 
 def circle(site: ProvisionSite, operator: SiteOperator) -> None:
+    print("Slurm knows the shape of workers to come by nodes that are always down:")
     show(site, "sinfo", "-o", "%P %D %t")
     recorder = Recorder(site)
     recorder.start()
@@ -67,10 +69,11 @@ def circle(site: ProvisionSite, operator: SiteOperator) -> None:
             "--output=/dev/null",
             f"--wrap=sleep {seconds}",
         )
-    print(operator.ask("plan").stdout)
+    print(f"\n{operator.ask('plan').stdout}")
     wait(lambda: "RUNNING" in queue(site), "a job to run")
     show(site, "squeue", "-o", "%.6i %.9P %.8u %.2t %.6M %R")
-    print(operator.ask("status").stdout)
+    told = operator.ask("status").stdout.splitlines()
+    print("\n".join(line for line in told if SHAPE_PREFIX not in line))
     wait(lambda: not queue(site).strip(), "the jobs to end")
     title("All jobs are over: idle machines are drained, deleted, and their records removed")
     wait(lambda: not machines(site) and not workers_in_slurm(site), "the last machine to go")

@@ -43,6 +43,27 @@ def test_no_machine_boots_while_the_webhook_is_down_and_all_do_when_it_is_back(
     assert all("name" in one for one in metadata(site, workers))
 
 
+def test_metal3_of_before_and_labels_of_the_first_slinky_serve_as_well(
+    site: ProvisionSite, operator: SiteOperator, farm: MakeFarm
+) -> None:
+    site.make_slinky("slurm-before", old=True)
+    workers = farm(autoscaled=False)
+    site.management.kubectl(
+        "-n", NAMESPACE, "label", "metal3datatemplate", workers.name, "--overwrite", f"{NAMESPACE_LABEL}=slurm-before"
+    )  # fmt: skip
+    site.start_provider("v1beta1")
+    try:
+        workers.scale(1)
+        eventually(lambda: len(workers.nodes()) == 1, 120)
+        (data,) = site.management.items(
+            "metal3datas.v1beta1.infrastructure.cluster.x-k8s.io", "-n", NAMESPACE
+        )
+        secret = site.management.get("secret", f"{data['metadata']['name']}-metadata", "-n", NAMESPACE)
+        assert secret["metadata"]["ownerReferences"][0]["apiVersion"].endswith("/v1beta1")
+    finally:
+        site.start_provider()
+
+
 def test_a_broken_link_is_told_and_mended(
     site: ProvisionSite, operator: SiteOperator, farm: MakeFarm
 ) -> None:

@@ -26,7 +26,7 @@ from slurmlet.testbed.hosts import Testbed
 from slurmlet.testbed.provisioning import cluster_api, metal3_kinds, site_objects
 from slurmlet.testbed.provisioning.machine_hosts import MachineHosts
 from slurmlet.testbed.provisioning.management_cluster import ManagementCluster
-from slurmlet.testbed.testbed_plan import LOGIN, NAME_VARIABLE, Paths, Plan, address_of
+from slurmlet.testbed.testbed_plan import LOGIN, NAME_VARIABLE, Plan, address_of
 
 Obj = dict[str, Any]
 PLAN = Plan(dynamic=True, accounting=False)
@@ -39,7 +39,6 @@ _COMMANDS = ("squeue", "sinfo", "scontrol", "sacct", "sbatch", "scancel", "sacct
 class SiteSettings:
     machines: int = 6
     boot_s: float = 0.0
-    metal3: str = "v1beta2"
     host_labels: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
 
 
@@ -69,15 +68,17 @@ class ProvisionSite:
         cluster.apply(*definitions)
         names = [f"crd/{one['metadata']['name']}" for one in definitions]
         cluster.kubectl("wait", "--for=condition=Established", "--timeout=60s", *names, timeout_s=90)
-        cluster.apply(*site_objects.namespaces())
+        cluster.apply(site_objects.namespace(site_objects.NAMESPACE))
         cluster.apply(*site_objects.hosts(self.settings.machines, self.settings.host_labels))
-        self._make_slinky()
+        self.make_slinky()
         self.start_provider()
         cluster.apply(*site_objects.cluster(cluster.kubeconfig.read_text()))
 
-    def start_provider(self) -> None:
+    def start_provider(self, metal3: str = "v1beta2") -> None:
+        """`metal3`: the version of its kinds that it reads and writes. One that runs is replaced."""
+        self.management.end(PROVIDER)
         argv = [sys.executable, "-m", "slurmlet.testbed.provisioning.infrastructure_provider"]
-        argv += [str(self.management.kubeconfig), "--metal3", self.settings.metal3]
+        argv += [str(self.management.kubeconfig), "--metal3", metal3]
         env = {NAME_VARIABLE: self.bed.paths.name}
         self.management.launch_on_machine(PROVIDER, [*argv, "--boot-seconds", str(self.settings.boot_s)], env)
 
@@ -96,13 +97,15 @@ class ProvisionSite:
             (folder / name).chmod(0o755)
         return folder
 
-    def _make_slinky(self) -> None:
+    def make_slinky(self, namespace: str = site_objects.SLURM_NAMESPACE, *, old: bool = False) -> None:
+        """Slinky's objects for the slurmctld of host login; its pod runs nowhere, so its address is written in."""
         cluster = self.management
         key = (self.bed.paths.etc / "slurm/slurm.key").read_bytes()
-        cluster.apply(site_objects.node(address_of(LOGIN)), *site_objects.slinky_controller(key))
-        here = ("-n", site_objects.SLURM_NAMESPACE)
+        cluster.apply(site_objects.namespace(namespace), site_objects.node(address_of(LOGIN)))
+        cluster.apply(*site_objects.slinky_controller(key, namespace))
+        here = ("-n", namespace)
         controller = cluster.get("controllers.slinky.slurm.net", site_objects.SLURM, *here)
-        cluster.apply(site_objects.slinky_stateful_set(controller))
+        cluster.apply(site_objects.slinky_stateful_set(controller, namespace, old=old))
         pod = f"{site_objects.SLURM}-controller-0"
         wait_until(lambda: cluster.get("pod", pod, *here) is not None, 60, f"pod {pod}", pause_s=0.2)
         status = {"phase": "Running", "hostIP": address_of(LOGIN), "podIP": address_of(LOGIN)}
@@ -142,7 +145,3 @@ def done_on(site: ProvisionSite, argv: Sequence[str], timeout_s: float = 60) -> 
     """A program with host login's network and the machine's files."""
     init = site.bed.init(LOGIN)
     return run(["nsenter", f"--target={init.pid}", "--net", "--", *argv], timeout_s=timeout_s, check=False)
-
-
-def paths() -> Paths:
-    return Paths.default()

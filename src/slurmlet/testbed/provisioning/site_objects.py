@@ -40,8 +40,8 @@ class Workers:
     more: Mapping[str, Any] = field(default_factory=dict)
 
 
-def namespaces() -> list[Obj]:
-    return [_named("v1", "Namespace", name) for name in (NAMESPACE, SLURM_NAMESPACE)]
+def namespace(name: str) -> Obj:
+    return _named("v1", "Namespace", name)
 
 
 def cluster(kubeconfig: str) -> list[Obj]:
