@@ -265,6 +265,20 @@ def test_what_is_not_for_slurm_passes_as_it_is(api_plane: ControlPlane) -> None:
     scene(api_plane, scenario)
 
 
+def test_who_does_not_know_the_metal3data_by_its_uid_gets_no_key(api_plane: ControlPlane) -> None:
+    async def scenario(place: Site) -> None:
+        await place.kubeconfig()
+        await place.controller()
+        secret = await place.machine("m-0", {"slurm-controller-namespace": place.slurm})
+        secret["metadata"]["ownerReferences"][0]["uid"] = "00000000-0000-0000-0000-000000000000"
+        async with Hook(place, fail_open=True) as hook:
+            verdict = await hook.ask(secret)
+            assert verdict.changed is None
+            assert "has another uid" in verdict.warnings[0]
+
+    scene(api_plane, scenario)
+
+
 def test_a_dry_run_is_patched_and_told_to_nobody(api_plane: ControlPlane) -> None:
     async def scenario(place: Site) -> None:
         await place.kubeconfig()

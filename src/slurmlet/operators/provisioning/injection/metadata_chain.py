@@ -55,6 +55,11 @@ class MetadataChain:
         """None where neither template nor data carry a label: the machine is not for Slurm."""
         chain.at(Link.DATA)
         data = await self._metal3("Metal3Data", owner["name"], namespace)
+        if data["metadata"]["uid"] != owner.get("uid"):
+            # The answer carries the key: who does not know the object, to the uid, gets none.
+            raise BrokenLink(
+                Link.DATA, f"{namespace}/{owner['name']} has another uid than the Secret's owner"
+            )
         chain.at(Link.TEMPLATE)
         template = await self._template(data, namespace)
         # A label on one machine's data says more than that of all machines of its template.
