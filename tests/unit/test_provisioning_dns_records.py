@@ -167,7 +167,7 @@ class Clusters:
             "tsigSecretRef": {"name": "tsig"},
         }  # fmt: skip
         self.cluster = {
-            "metadata": {"name": "hpc", "namespace": "ops", "uid": "1"},
+            "metadata": {"name": "hpc", "namespace": "ops", "uid": "1", "resourceVersion": "1"},
             "spec": {"controller": {"address": {"dnsName": {"name": "slurm.example.org"}}, "dns": dns_spec}},
         }
 
@@ -175,6 +175,14 @@ class Clusters:
 
     def get(self, _key: str) -> Obj:
         return self.cluster
+
+    def keep(self, cluster: Obj) -> None:
+        self.cluster = cluster
+
+    @property
+    def condition(self) -> tuple[str, str, str]:
+        (found,) = self.cluster["status"]["conditions"]
+        return found["status"], found["reason"], found["message"]
 
 
 class Lookup:
@@ -190,6 +198,13 @@ class Lookup:
 
 
 class Client:
+    def __init__(self, clusters: Clusters) -> None:
+        self._clusters = clusters
+
+    async def patch(self, path: str, change: Obj) -> Obj:
+        assert path.endswith("/namespaces/ops/slurmclusters/hpc/status")
+        return {**self._clusters.cluster, "status": change["status"]}
+
     async def get(self, _path: str) -> Obj:
         return secret(keyName="operator.", secret=base64.b64encode(b"k" * 32).decode())
 
@@ -204,8 +219,8 @@ class Events:
 
 def test_the_record_follows_the_controllers_pod_and_is_left_while_that_is_not_known() -> None:
     async def scenario(server: NameServer) -> None:
-        lookup, events = Lookup(), Events()
-        made = DnsController(Client(), Clusters(server.port), lookup, events)  # type: ignore[arg-type]
+        lookup, events, clusters = Lookup(), Events(), Clusters(server.port)
+        made = DnsController(Client(clusters), clusters, lookup, events)  # type: ignore[arg-type]
         assert await made.reconcile("ops/hpc") is not None
         await made.reconcile("ops/hpc")
         assert (server.updates, events.told) == (1, ["slurm.example.org is 192.0.2.1"])
@@ -213,8 +228,10 @@ def test_the_record_follows_the_controllers_pod_and_is_left_while_that_is_not_kn
         with pytest.raises(BrokenLink):
             await made.reconcile("ops/hpc")
         assert server.records["A"] == {"192.0.2.1"}
+        assert clusters.condition == ("False", "ControllerPodBroken", "controller pod: moving")
         lookup.host = "192.0.2.9"
         await made.reconcile("ops/hpc")
         assert server.records["A"] == {"192.0.2.9"}
+        assert clusters.condition == ("True", "Published", "slurm.example.org is 192.0.2.9")
 
     serve(scenario)

@@ -28,6 +28,7 @@ import dns.update
 
 from slurmlet.base.errors import SlurmletError, UserError
 from slurmlet.kube.client import ApiClient, ApiError
+from slurmlet.kube.conditions import Condition, status_patch
 from slurmlet.kube.controller import Again, Controller, Informer, key_of, told
 from slurmlet.kube.events import EventRecorder
 from slurmlet.kube.work_queue import Backoff
@@ -170,14 +171,31 @@ class DnsController:
         spec = controller_spec(cluster) if cluster is not None else ControllerSpec()
         if cluster is None or spec.dns is None:
             return None
+        try:
+            said = await self._published(cluster, spec, spec.dns)
+        except SlurmletError as error:
+            await self._write(cluster, Condition("DnsPublished", False, error.reason, told(error)))
+            raise
+        await self._write(cluster, Condition("DnsPublished", True, "Published", said))
+        return _AGAIN_S
+
+    async def _published(self, cluster: Obj, spec: ControllerSpec, wanted: DnsSpec) -> str:
         namespace = cluster["metadata"]["namespace"]
         address = await self._address(spec, namespace)
-        zone = DnsZone(spec.dns, await self._key(namespace, spec.dns.tsig_secret))
+        said = f"{wanted.name} is {address}"
+        zone = DnsZone(wanted, await self._key(namespace, wanted.tsig_secret))
         if await zone.addresses() != {address}:
             await zone.publish(address)
-            log.info("%s: %s is %s", key, spec.dns.name, address)
-            self._tell(cluster, "Normal", "DnsUpdated", f"{spec.dns.name} is {address}")
-        return _AGAIN_S
+            log.info("%s: %s", key_of(cluster), said)
+            self._tell(cluster, "Normal", "DnsUpdated", said)
+        return said
+
+    async def _write(self, cluster: Obj, condition: Condition) -> None:
+        change = status_patch(cluster, condition)
+        if change is not None:
+            metadata = cluster["metadata"]
+            root = f"/apis/{GROUP}/{VERSION}/namespaces/{metadata['namespace']}/slurmclusters"
+            self._clusters.keep(await self._client.patch(f"{root}/{metadata['name']}/status", change))
 
     async def _address(self, spec: ControllerSpec, namespace: str) -> str:
         """Workers may be told the name; the name itself stands for the pod's host, or the load balancer."""
