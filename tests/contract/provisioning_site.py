@@ -22,7 +22,7 @@ KEY = bytes(range(256)) * 4
 
 def run(plane: ControlPlane, scenario: Callable[[ApiClient], Awaitable[None]]) -> None:
     async def go() -> None:
-        async with asyncio.timeout(60), plane.client() as client:
+        async with asyncio.timeout(150), plane.client() as client:
             await install(client, [*custom_resource_definitions(), *foreign_kinds()])
             await scenario(client)
         # Connections whose handshake was cut short with their task take a moment to close.

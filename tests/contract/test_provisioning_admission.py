@@ -78,7 +78,7 @@ async def until_injected(place: Site, secret: Obj) -> None:
             if "slurm_key_base64" in await created(place, {**secret, "metadata": metadata}):
                 return
         except ApiError as error:
-            if "x509" not in error.message:
+            if "failed calling webhook" not in error.message:
                 raise
         await asyncio.sleep(0.1)
 
@@ -92,7 +92,7 @@ def test_secrets_are_injected_while_certificates_are_replaced_and_refused_while_
         await place.kubeconfig()
         await place.controller()
         secret = await place.machine("m-0", {"slurm-controller-namespace": place.slurm})
-        first = Replica(place, name, settle_s=1.5, look_s=0.2)
+        first = Replica(place, name, settle_s=2.5, look_s=0.2)
         second = Replica(place, name)
         port = await first.start()
         await second.certificates.prepare()
