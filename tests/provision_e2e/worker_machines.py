@@ -50,7 +50,7 @@ class Farm:
         for machine in self.machines():
             self._unhook(machine)
         eventually(lambda: not self.machines(), 120)
-        for node in self.nodes():
+        for node in self.nodes() if not self.spec.cloud_nodes else ():
             self.site.slurm("scontrol", "delete", f"nodename={node}", user="root", check=False)
         kinds = "machinedeployments,metal3machinetemplates,metal3datatemplates,slurmworkerconfigtemplates"
         kubectl("-n", NAMESPACE, "delete", kinds, self.name, "--ignore-not-found")

@@ -29,7 +29,7 @@ def test_a_look_tells_jobs_nodes_machines_and_replicas() -> None:
         {"kind": "MachineDeployment", "metadata": {"name": "w"}, "spec": {"replicas": 4}},
     ]
     seen = timeline.sample(
-        1.0, "7 PENDING\n8 RUNNING\n", "c idle\nd draining*\nshape-small-1 down*\n", objects
+        1.0, "7 PENDING\n8 RUNNING\n", "c idle\nd draining*\nshape-small-1 down*\ncloud-1 idle~\n", objects
     )
     assert seen.jobs == {"7": "PENDING", "8": "RUNNING"}
     assert seen.nodes == {"c": "idle", "d": "draining"}

@@ -49,15 +49,31 @@ GresTypes=gpu
 # tell it what they will look like: as many as a job may ask for at once.
 SHAPES = {"small": "CPUs=4 RealMemory=2000", "large": "CPUs=8 RealMemory=4000"}
 SHAPE_PREFIX = "shape-"
+POWER_FOLDER = f"{OPT}/power"
 _DYNAMIC = f"""\
 SlurmctldHost={LOGIN}({address_of(LOGIN)})
 AuthType=auth/slurm
 CredType=cred/slurm
-SlurmctldParameters=enable_configless,cloud_reg_addrs
+SlurmctldParameters=enable_configless,cloud_reg_addrs,idle_on_node_suspend
 MaxNodeCount=64
 TreeWidth=65533
-PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP DefMemPerCPU=100
+NodeName=cloud-[1-2] CPUs=4 RealMemory=2000 State=CLOUD
+PartitionName=cloud Nodes=cloud-[1-2] MaxTime=INFINITE State=UP DefMemPerCPU=100 SuspendTime=8
+ResumeProgram={POWER_FOLDER}/resume
+SuspendProgram={POWER_FOLDER}/suspend
+ResumeTimeout=180
+SuspendTimeout=10
 """
+# slurmctld cannot run slurmlet on its host: what it asks for is written down, and carried out from outside.
+_POWER_PROGRAM = """\
+#!/bin/sh
+echo "{verb} $1" >> {folder}/requests
+"""
+
+
+def power_programs() -> dict[str, str]:
+    """For Slurm's power saving: name of the program → its text."""
+    return {verb: _POWER_PROGRAM.format(verb=verb, folder=POWER_FOLDER) for verb in ("resume", "suspend")}
 
 
 def slurm_conf(plan: Plan) -> str:
@@ -68,8 +84,10 @@ def slurm_conf(plan: Plan) -> str:
             f"PartitionName={name} Nodes={name} MaxTime=INFINITE State=UP DefMemPerCPU=100\n"
             for name, shape in SHAPES.items()
         )
+        names = ",".join(SHAPES)
+        every = f"PartitionName=batch Nodes={names} Default=YES MaxTime=INFINITE State=UP DefMemPerCPU=100\n"
         # Tests read records of jobs that ended long ago.
-        return _SLURM.replace("MinJobAge=300", "MinJobAge=7200") + _DYNAMIC + "".join(shapes)
+        return _SLURM.replace("MinJobAge=300", "MinJobAge=7200") + _DYNAMIC + "".join(shapes) + every
     nodes = f"c[1-{plan.nodes}]"
     storage = (
         f"AccountingStorageType=accounting_storage/slurmdbd\nAccountingStorageHost={LOGIN}\n"

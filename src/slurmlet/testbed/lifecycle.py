@@ -17,7 +17,7 @@ from slurmlet.base.errors import SiteError, SlurmletError
 from slurmlet.base.files import locked, private_dir, write_json
 from slurmlet.base.processes import run
 from slurmlet.testbed import accounting_db, bridge, busybox_images, host_namespaces, rootfs, user_install
-from slurmlet.testbed.config_files import files, slurmdbd_conf
+from slurmlet.testbed.config_files import files, power_programs, slurmdbd_conf
 from slurmlet.testbed.daemons import Daemons, accounts, missing
 from slurmlet.testbed.hosts import Testbed, recorded_plan, require_root
 from slurmlet.testbed.testbed_plan import NAME_VARIABLE, SWITCH, USERS, Paths, Plan
@@ -120,6 +120,18 @@ def _prepare(paths: Paths, plan: Plan) -> None:
         home = private_dir(paths.home / user)
         os.chown(home, uid, uid)
     _write_etc(paths, plan)
+    if plan.dynamic:
+        _write_power_programs(paths)
+
+
+def _write_power_programs(paths: Paths) -> None:
+    folder = paths.opt / "power"
+    folder.mkdir()
+    for name, text in power_programs().items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    (folder / "requests").touch()
+    os.chown(folder / "requests", *accounts(paths.etc)["slurm"])
 
 
 def _write_etc(paths: Paths, plan: Plan) -> None:

@@ -36,6 +36,8 @@ class Workers:
     minimum: int = 0
     maximum: int = 4
     autoscaled: bool = True
+    # Nodes of slurm.conf that Slurm's own power saving switches on and off, as Slurm writes lists of hosts.
+    cloud_nodes: str = ""
     # Of the WorkerSet, beyond the fields above.
     more: Mapping[str, Any] = field(default_factory=dict)
 
@@ -206,11 +208,12 @@ def machine_deployment(name: str, bootstrap: Mapping[str, Any]) -> Obj:
 
 
 def _bootstrap(wanted: Workers) -> Obj:
-    slurmd = {
-        "packages": [],
-        "features": list(wanted.features),
-        "conf": f"CPUs={wanted.cpus} RealMemory={wanted.memory_mb}",
-    }
+    slurmd: Obj = {"packages": []}
+    if wanted.cloud_nodes:
+        slurmd["cloud"] = True
+    else:
+        slurmd["features"] = list(wanted.features)
+        slurmd["conf"] = f"CPUs={wanted.cpus} RealMemory={wanted.memory_mb}"
     return _named(
         f"{_BOOTSTRAP}/v1alpha1",
         "SlurmWorkerConfigTemplate",
@@ -230,14 +233,14 @@ def slurm_cluster(connection: Mapping[str, Any]) -> Obj:
 
 def worker_set(wanted: Workers) -> Obj:
     target = {"apiVersion": f"{_CORE}/v1beta2", "kind": "MachineDeployment", "name": wanted.name}
-    return _named(
+    made = _named(
         "slurmlet.io/v1alpha1",
         "WorkerSet",
         wanted.name,
         spec={
             "slurmCluster": SLURM,
             "scaleTargetRef": target,
-            "partitions": ["batch", wanted.name],
+            "partitions": [wanted.name] if wanted.cloud_nodes else ["batch", wanted.name],
             "features": list(wanted.features),
             "shape": {"cpus": wanted.cpus, "memoryMB": wanted.memory_mb},
             "min": wanted.minimum,
@@ -245,6 +248,9 @@ def worker_set(wanted: Workers) -> Obj:
             **wanted.more,
         },
     )
+    if wanted.cloud_nodes:
+        made["metadata"]["annotations"] = {"slurmlet.io/power-saving-nodes": wanted.cloud_nodes}
+    return made
 
 
 def secret(name: str, **data: str) -> Obj:

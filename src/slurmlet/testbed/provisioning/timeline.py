@@ -67,7 +67,9 @@ def sample(time_s: float, jobs: str, nodes: str, objects: Sequence[Mapping[str, 
         {
             words[0]: node_state(words[1])
             for line in nodes.splitlines()
-            if len(words := line.split()) == 2 and not words[0].startswith(SHAPE_PREFIX)
+            if len(words := line.split()) == 2
+            and not words[0].startswith(SHAPE_PREFIX)
+            and not words[1].endswith("~")  # powered down
         },
         {one["metadata"]["name"]: _machine_state(one, injected) for one in by_kind.get("Machine", ())},
         {
