@@ -54,7 +54,7 @@ _DYNAMIC = f"""\
 SlurmctldHost={LOGIN}({address_of(LOGIN)})
 AuthType=auth/slurm
 CredType=cred/slurm
-SlurmctldParameters=enable_configless,cloud_reg_addrs,idle_on_node_suspend
+SlurmctldParameters=enable_configless,idle_on_node_suspend
 MaxNodeCount=64
 TreeWidth=65533
 NodeName=cloud-[1-2] CPUs=4 RealMemory=2000 State=CLOUD

@@ -210,7 +210,8 @@ def machine_deployment(name: str, bootstrap: Mapping[str, Any]) -> Obj:
 def _bootstrap(wanted: Workers) -> Obj:
     slurmd: Obj = {"packages": []}
     if wanted.cloud_nodes:
-        slurmd["cloud"] = True
+        # slurmctld waits for a boot later than its call; all hosts of a testbed have the machine's boot time, unless -b.
+        slurmd |= {"cloud": True, "extraArguments": ["-b"]}
     else:
         slurmd["features"] = list(wanted.features)
         slurmd["conf"] = f"CPUs={wanted.cpus} RealMemory={wanted.memory_mb}"
