@@ -46,7 +46,7 @@ class ProvisioningMetrics:
         self._decided_at_s[cluster] = time.time()
 
     def exposition(self, *, leading: bool) -> str:
-        leads = Family("slurmlet_provision_leading", "gauge", "1 in the replica that acts")
+        leads = Family("slurmlet_provision_leading", "gauge", "Whether this replica is the one that acts")
         leads.add(float(leading))
         more = [family for source in self.sources for family in source()]
         return exposition([leads, *self._of_sets(), *self._of_clusters(), *self._of_controllers(), *more])
@@ -68,7 +68,7 @@ class ProvisioningMetrics:
         return [*(family for family, _ in families), acts]
 
     def _of_clusters(self) -> list[Family]:
-        up = Family("slurmlet_provision_slurm_reachable", "gauge", "1 where Slurm answered the last time")
+        up = Family("slurmlet_provision_slurm_reachable", "gauge", "Whether Slurm answered the last time")
         ignored = Family(
             "slurmlet_provision_ignored_jobs", "gauge", "Waiting jobs that are no reason for workers"
         )
