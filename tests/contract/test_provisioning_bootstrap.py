@@ -180,3 +180,23 @@ def test_the_thesis_kind_with_a_file_from_a_secret(api_plane: ControlPlane) -> N
         assert b64(b"\0\1") in base64.b64decode(secret["data"]["value"]).decode()
 
     scene(api_plane, scenario, "VirtualKubeletConfig")
+
+
+def test_a_cloud_worker_waits_for_the_name_that_power_saving_gives_its_machine(
+    api_plane: ControlPlane,
+) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.cluster()
+        await rig.config("w-0", {"slurmd": {"cloud": True, "confServer": "ctl"}}, machine="m-0")
+        await rig.until("w-0", lambda found: condition(found).get("reason") == "WaitingForNodeName")
+        assert await rig.secret("w-0") is None
+        path = f"/apis/{CLUSTER_API}/v1beta2/namespaces/{rig.place.home}/machines/m-0"
+        await rig.client.patch(path, {"metadata": {"annotations": {"slurmlet.io/slurm-node": "cloud7"}}})
+        await rig.until("w-0", lambda found: is_true(found, "Ready"))
+        secret = await rig.secret("w-0")
+        assert secret is not None
+        text = base64.b64decode(secret["data"]["value"]).decode()
+        assert "-N cloud7" in text
+        assert "-Z" not in text, "a CLOUD node is in slurm.conf"
+
+    scene(api_plane, scenario)

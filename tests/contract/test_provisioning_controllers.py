@@ -574,3 +574,33 @@ def test_a_machine_deleted_while_it_boots_waits_for_its_node(plane: ControlPlane
         await until_plain(lambda: name in rig.capi.removed)
 
     run(plane, scenario)
+
+
+def test_a_machine_of_a_cloud_node_leaves_it_ready_for_the_next_call(plane: ControlPlane) -> None:
+    """Suspended by Slurm, or deleted by hand: the node must not stay drained."""
+
+    async def scenario(rig: Rig) -> None:
+        path = f"{rig.root}/workersets/gpu"
+        await rig.client.patch(path, {"metadata": {"annotations": {marks.POWER_SAVING_NODES: "cloud[1-2]"}}})
+        rig.start_operator()
+        for name in ("cloud1", "cloud2"):
+            rig.slurm.register(name, flags=frozenset({"CLOUD"}))
+        await power_saving.power(rig.client, rig.namespace, ["cloud1", "cloud2"], on=True)
+
+        async def machine_of(node: str) -> str:
+            for one in await rig.capi.machines():
+                annotations = one["metadata"].get("annotations") or {}
+                if annotations.get(marks.SLURM_NODE) == node and marks.PRE_DRAIN_HOOK in annotations:
+                    return str(one["metadata"]["name"])
+            return ""
+
+        first, second = await until(lambda: machine_of("cloud1")), await until(lambda: machine_of("cloud2"))
+        await rig.slurm.power_down("cloud1")
+        await power_saving.power(rig.client, rig.namespace, ["cloud1"], on=False)
+        await until_plain(lambda: first in rig.capi.removed)
+        assert not rig.slurm.nodes["cloud1"].drain
+        await rig.client.delete(f"{rig.capi.machines_path}/{second}", {})
+        await until_plain(lambda: second in rig.capi.removed)
+        assert (rig.slurm.nodes["cloud2"].drain, rig.slurm.nodes["cloud2"].powered_down) == (False, True)
+
+    run(plane, scenario, operator=False)

@@ -153,3 +153,8 @@ class WorkerNode:
     def cloud(self) -> bool:
         """Driven by Slurm's own power saving (State=CLOUD)."""
         return "CLOUD" in self.flags
+
+    @property
+    def powered_down(self) -> bool:
+        """Slurm has switched it off, or is about to: no job is placed there before it was switched on again."""
+        return self.cloud and not self.flags.isdisjoint({"POWERED_DOWN", "POWERING_DOWN"})

@@ -107,6 +107,9 @@ class DetachController:
             return await self._release(machine, f"Slurm has no node {node}")
         if look.in_use(node):
             return await self._wait(machine, spec, cluster, worker, look)
+        if worker.powered_down:
+            # By Slurm's own power saving, which starts no job there before it has called for the node again.
+            return await self._release(machine, f"Slurm has powered down node {node}")
         if not worker.drain:
             # Also where nothing runs now: a job may start this moment. The next look tells.
             return await self._drain(machine, cluster, worker)
@@ -166,6 +169,8 @@ class DetachController:
 
     async def _remove(self, machine: Obj, cluster: Obj, worker: WorkerNode) -> Again:
         """Drained, and nothing runs there: out of Slurm, and let go once Slurm has been seen without it."""
+        if worker.cloud:
+            return await self._power_down(machine, cluster, worker)
         if not worker.dynamic:
             # A node of slurm.conf has its record for ever. It stays drained until a Machine stands for it again.
             return await self._release(machine, f"node {worker.name} is drained")
@@ -183,6 +188,15 @@ class DetachController:
         if worker.name in (await self._looks.look(cluster, max_age_s=0.0)).by_name:
             return _STEP_S
         return await self._release(machine, f"node {worker.name} was removed from Slurm")
+
+    async def _power_down(self, machine: Obj, cluster: Obj, worker: WorkerNode) -> Again:
+        """A CLOUD node that nobody suspended: were it left drained, Slurm could not call for it again."""
+        admin = await self._looks.admin(cluster)
+        await admin.power_down(worker.name)
+        if worker.drained_by_us:
+            await admin.resume(worker.name)
+        self._looks.forget(cluster)
+        return await self._release(machine, f"node {worker.name} is powered down in Slurm")
 
     async def _release(self, machine: Obj, why: str) -> Again:
         await self._annotate(machine, dict.fromkeys(_TAKEN_OFF))

@@ -30,6 +30,7 @@ from slurmlet.operators.provisioning.bootstrap.bootstrap_data import (
 from slurmlet.operators.provisioning.controller_lookup import ControllerFacts, ControllerLookup
 from slurmlet.operators.provisioning.controller_spec import MetaDataNames, SecretKey, controller_spec
 from slurmlet.operators.provisioning.resource_definitions import BOOTSTRAP_GROUP, VERSION
+from slurmlet.operators.provisioning.worker_annotations import SLURM_NODE
 
 log = logging.getLogger(__name__)
 Obj = dict[str, Any]
@@ -37,8 +38,8 @@ _CLUSTER_GROUP = "cluster.x-k8s.io"
 _CLUSTER_NAME, _PAUSED = "cluster.x-k8s.io/cluster-name", "cluster.x-k8s.io/paused"
 _SECRET_TYPE = "cluster.x-k8s.io/secret"  # noqa: S105 - a type
 _BACKOFF = Backoff(first_s=1.0, most_s=60.0)
-# Nobody tells when a Cluster is no longer paused.
-_PAUSED_AGAIN_S = 30.0
+# Nobody tells when a Cluster is no longer paused, or a Machine has got the name of its node.
+_PAUSED_AGAIN_S, _NAME_AGAIN_S = 30.0, 1.0
 
 
 class BootstrapController:
@@ -79,13 +80,18 @@ class BootstrapController:
                 config, Condition("Ready", False, "WaitingForMachine", "no Machine owns it yet")
             )
             return None
+        node = (machine["metadata"].get("annotations") or {}).get(SLURM_NODE, "")
+        if _slurmd(config).get("cloud") and not node:
+            text = f"the Machine has no annotation {SLURM_NODE} yet, which power saving gives it"
+            await self._write(config, Condition("Ready", False, "WaitingForNodeName", text))
+            return _NAME_AGAIN_S
         cluster_name = machine["spec"]["clusterName"]
         if await self._is_paused(config, cluster_name):
             await self._write(config, Condition("Paused", True, "Paused"))
             return _PAUSED_AGAIN_S
         try:
             if not await self._has_secret(config):
-                text = await self._text(config, machine["metadata"]["name"], cluster_name)
+                text = await self._text(_named(config, node), machine["metadata"]["name"], cluster_name)
                 await self._create(config, cluster_name, text)
         except SlurmletError as error:
             await self._write(config, Condition("Ready", False, error.reason, told(error)))
@@ -227,3 +233,16 @@ class BootstrapController:
         metadata = config["metadata"]
         path = f"/apis/{self._api_version}/namespaces/{metadata['namespace']}/{self._plural}/{metadata['name']}/status"
         self._configs.keep(await self._client.patch(path, change))
+
+
+def _slurmd(config: Obj) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = (config.get("spec") or {}).get("slurmd") or {}
+    return found
+
+
+def _named(config: Obj, node: str) -> Obj:
+    """With the name that the Machine's annotation gives the worker, which wins."""
+    if not node:
+        return config
+    spec = {**(config.get("spec") or {}), "slurmd": {**_slurmd(config), "nodeName": node}}
+    return {**config, "spec": spec}

@@ -32,10 +32,10 @@ esac
 {user}{install}
 command -v slurmd > /dev/null || fail "slurmd is not installed"
 {key}
-set -- -Z --conf-server "$conf_server" {arguments}
+set -- {dynamic}--conf-server "$conf_server" {arguments}
 if [ -d /run/systemd/system ]; then
   for file in /etc/default/slurmd /etc/sysconfig/slurmd; do
-    [ ! -d "${{file%/*}}" ] || echo "SLURMD_OPTIONS=\\"-Z --conf-server $conf_server {options}\\"" > "$file"
+    [ ! -d "${{file%/*}}" ] || echo "SLURMD_OPTIONS=\\"{dynamic}--conf-server $conf_server {options}\\"" > "$file"
   done
   systemctl enable slurmd
   systemctl restart slurmd
@@ -115,6 +115,8 @@ def join_script(slurmd: Mapping[str, Any], machine: str, conf_server: str, *, ha
         user=_user(user, slurmd.get("userID")),
         install=_install(slurmd),
         key=_KEY.format(path=KEY_PATH, user=user) if has_key else "",
+        # A CLOUD node has its record in slurm.conf.
+        dynamic="" if slurmd.get("cloud") else "-Z ",
         arguments=shlex.join(words),
         options=shlex.join(words),
     )
