@@ -396,7 +396,14 @@ def test_records_of_machines_that_are_gone_are_deleted_and_no_others(
             "TargetNotFound",
             "spec.scaleTargetRef",
         ),
-        ({"slurmCluster": "elsewhere"}, "SlurmClusterNotFound", "spec.slurmCluster"),
+        (
+            {
+                "slurmCluster": "elsewhere",
+                "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "x"},
+            },
+            "SlurmClusterNotFound",
+            "spec.slurmCluster",
+        ),
     ],
 )
 def test_bad_input_is_told_and_changes_nothing(
@@ -604,3 +611,19 @@ def test_a_machine_of_a_cloud_node_leaves_it_ready_for_the_next_call(plane: Cont
         assert (rig.slurm.nodes["cloud2"].drain, rig.slurm.nodes["cloud2"].powered_down) == (False, True)
 
     run(plane, scenario, operator=False)
+
+
+def test_of_two_sets_with_one_target_the_older_one_scales_it(plane: ControlPlane) -> None:
+    async def scenario(rig: Rig) -> None:
+        target = {"apiVersion": "cluster.x-k8s.io/v1beta1", "kind": "MachineDeployment", "name": "gpu"}
+        await rig.worker_set("second", scaleTargetRef=target, min=3)
+
+        async def told() -> bool:
+            return (await rig.condition("Ready", "second"))[:2] == ("False", "TargetTaken")
+
+        await until(told)
+        job = rig.slurm.submit()
+        await until_plain(lambda: rig.slurm.jobs[job].nodes)
+        assert rig.capi.replica_changes == [0, 1]
+
+    run(plane, scenario)

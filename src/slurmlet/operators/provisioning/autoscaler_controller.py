@@ -122,7 +122,9 @@ class AutoscalerController:
         cluster = self._clusters.get(key)
         if cluster is None:
             return await self._without_cluster(key, objs)
-        sets = list(await asyncio.gather(*(read_set(self._targets, one) for one in objs)))
+        sets = [
+            self._alone(one) for one in await asyncio.gather(*(read_set(self._targets, obj) for obj in objs))
+        ]
         try:
             look = await self._looks.look(cluster, max_age_s=0.0)
         except SlurmError as error:
@@ -135,6 +137,23 @@ class AutoscalerController:
         self._states[key] = decision.state
         await self._registered(sets, look)
         return await self._carry_out(cluster, sets, decision)
+
+    def _alone(self, one: ReadSet) -> ReadSet:
+        """Two sets that scale one target would undo each other: only the older one may."""
+        if one.spec is None:
+            return one
+        rivals = [
+            other
+            for other in self._sets.objects()
+            if target_key(other) == target_key(one.obj)
+            and _age(other) < _age(one.obj)
+            and not is_deleting(other)
+        ]
+        if not rivals:
+            return one
+        text = f"spec.scaleTargetRef: WorkerSet {rivals[0]['metadata']['name']} scales the same target"
+        hint = "Give each WorkerSet a target of its own."
+        return ReadSet(one.obj, one.spec, problem=TargetProblem(text, reason="TargetTaken", hint=hint))
 
     async def _carry_out(self, cluster: Obj, sets: list[ReadSet], decision: Decision) -> Again:
         again_s = self._interval_s
@@ -272,6 +291,17 @@ class AutoscalerController:
 
     def _event(self, obj: Obj, kind: str, reason: str, message: str, kind_of: str = "WorkerSet") -> None:
         self._events.object_event(API_VERSION, kind_of, obj, kind, reason, message)
+
+
+def target_key(worker_set: Obj) -> tuple[str, str, str, str]:
+    """The same for two sets with the same target, whichever version of its kind they name."""
+    ref = (worker_set.get("spec") or {}).get("scaleTargetRef") or {}
+    group = str(ref.get("apiVersion") or "").rpartition("/")[0]
+    return str(worker_set["metadata"]["namespace"]), group, str(ref.get("kind")), str(ref.get("name"))
+
+
+def _age(obj: Obj) -> tuple[str, str]:
+    return str(obj["metadata"]["creationTimestamp"]), str(obj["metadata"]["name"])
 
 
 def _first_seen(member: Member) -> dict[str, str | None]:
