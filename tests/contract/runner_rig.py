@@ -22,7 +22,8 @@ from typing import Any
 
 from slurmlet.protocol import wire
 
-WAIT_S = 20.0
+# For facts that come soon; long only for a machine with much else to do.
+WAIT_S = 60.0
 
 
 class Rig:

@@ -196,7 +196,12 @@ def order(rig: Rig) -> None:
             sidecar=True,
             **share,
         ),
-        container(rig, "sleep 0.3; echo two >> /desk/order", name="two", **share),
+        container(
+            rig,
+            "until grep -q side /desk/order; do sleep 0.1; done; echo two >> /desk/order",
+            name="two",
+            **share,
+        ),
     ]
     main = container(rig, "sleep 0.5; echo main >> /desk/order; cat /desk/order", **share)
     rig.start(
@@ -262,15 +267,17 @@ def volumes(rig: Rig) -> None:
         (echo x > /ro/b) 2>/dev/null || echo ro2
         echo kept > /data/file; cat /ro/x/y/file; mount | grep ' /memory ' | cut -d' ' -f5
         dd if=/dev/zero of=/memory/big bs=1M count=3 2>/dev/null || echo full
-        sleep 1
+        until [ -e /data/seen ]; do sleep 0.1; done
     """
     rig.start(pod(rig, container(rig, script, mounts=mounts), volumes=plans))
     rig.wait_state("main", "running")
+    made = os.path.join(rig.work, "made", "x", "y")
     # Its content lies in the sandbox's own mount namespace: nothing of it is on the node's disk.
     for directory, _, files in os.walk(rig.scratch):
         assert not [name for name in files if name == "token"], directory
+    open(os.path.join(made, "seen"), "w").close()
     done(rig, 0)
-    with open(os.path.join(rig.work, "made", "x", "y", "file")) as file:
+    with open(os.path.join(made, "file")) as file:
         assert file.read() == "kept\n"
     lines = log_text(rig).split("\n")
     assert lines[0] == "s3crets3cret", lines
@@ -401,8 +408,8 @@ def exec_tty(rig: Rig) -> None:
     stream.send(wire.RESIZE, b'{"Width": 90, "Height": 20}')
     stream.send(wire.STDIN, b"stty size\n")
     rig.wait(lambda: b"20 90" in stream.out, "the new size")
-    stream.send(wire.STDIN, b"trap 'echo caught' INT; sleep 30\n")
-    time.sleep(0.5)
+    stream.send(wire.STDIN, b"trap 'echo caught' INT; echo as''leep; sleep 30\n")
+    rig.wait(lambda: b"asleep\r\n" in stream.out, "the trap is set")
     stream.send(wire.STDIN, b"\x03")
     rig.wait(lambda: b"caught\r\n" in stream.out, "Ctrl-C")
     stream.send(wire.STDIN, b"exit 5\n")
@@ -477,7 +484,7 @@ def _alive(marker: str) -> list[str]:
 
 def hub_away(rig: Rig) -> None:
     """The pod lives on without its hub, and ends without it; a new hub hears the whole story."""
-    rig.start(pod(rig, container(rig, "echo one; sleep 1.5; echo two; sleep 3")))
+    rig.start(pod(rig, container(rig, "echo one; until [ -e /go ]; do sleep 0.1; done; echo two")))
     rig.wait_state("main", "running")
     rig.vanish()
     time.sleep(0.5)
@@ -486,6 +493,8 @@ def hub_away(rig: Rig) -> None:
     rig.wait(lambda: len(rig.hellos) == 2, "a second hello")
     assert rig.hellos[1]["has_pod"] is True
     assert rig.hellos[1]["report"]["containers"]["main"]["state"] == "running"
+    status, _, _ = rig.execute("main", ["touch", "/go"])
+    assert status == {"exit_code": 0}
     done(rig, 0)
     assert log_text(rig) == "one\ntwo\n"
 
@@ -556,9 +565,8 @@ def wrong_hub(rig: Rig) -> None:
     """A hub with another name's certificate gets nothing, however good its authority."""
     rig.hub_certificate = "other.pem"
     rig.start(pod(rig, container(rig, "echo hi")))
-    time.sleep(1.5)
+    rig.wait(lambda: "link to the hub" in rig.said(), "a complaint")
     assert rig.hellos == []
-    assert "link to the hub" in rig.said()
     rig.vanish()
     rig.hub_certificate = "hub.pem"
     rig.listen()
