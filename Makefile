@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 # Present when this very checkout's environment holds what the lock asks for; a warm `make setup` looks no further.
 STAMP := $(VENV)/.holds-$(shell { cat requirements-dev.lock pyproject.toml; echo '$(CURDIR)'; } | sha256sum | cut -c1-16)
 
-.PHONY: help setup demo test unit coverage e2e conformance provision-e2e provision-demo lint format protocol lock wheel clean packages
+.PHONY: help setup demo test unit e2e conformance provision-e2e provision-demo lint format protocol lock wheel clean packages
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -22,14 +22,13 @@ setup: $(STAMP) ## Make .venv/bin/slurmlet and the upstream binaries (first time
 demo: setup ## Watch a Deployment run as Slurm jobs of an unprivileged user on three hosts (root, for the testbed)
 	@bash demo/run
 
-test: setup lint coverage e2e ## Everything: lint, unit and contract tests, then the real Slurm (root, for the testbed)
+test: setup lint unit e2e ## Everything: lint, unit and contract tests, then the real Slurm (root, for the testbed)
 
-unit: setup ## Unit and contract tests only: no root, no network
-	@$(BIN)/pytest tests/unit tests/contract
-
-coverage: setup ## The same tests, with the lines and branches they reach, by room (docs/decisions/0022)
-	@$(BIN)/pytest tests/unit tests/contract --cov --cov-report=json:build/coverage.json --cov-report=
-	@$(BIN)/python tests/coverage_rooms.py build/coverage.json
+unit: setup ## Unit and contract tests, and the lines and branches they reach, by room: no root, no network
+	@rm -rf build/coverage && mkdir -p build/coverage
+	@$(BIN)/coverage run -m pytest tests/unit tests/contract -n 2 --dist loadfile
+	@$(BIN)/coverage combine --quiet
+	@$(BIN)/python tests/coverage_rooms.py
 
 e2e: setup ## Tests on the testbed only (make e2e T="-k logs" picks some)
 	@tests/e2e/run $(T)
@@ -73,7 +72,7 @@ lock: $(STAMP) ## Resolve the dependencies anew into requirements*.lock
 clean: ## Take the testbed down and remove what was built here (the cache stays)
 	@if [ -x $(BIN)/slurmlet ]; then \
 	  $(BIN)/slurmlet testbed down || echo 'the testbed could not be taken down (that needs root)' >&2; fi
-	@rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage .coverage.*
+	@rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	@find src tests -type d -name __pycache__ -prune -exec rm -rf {} +
 	@cache="$${SLURMLET_CACHE:-$${XDG_CACHE_HOME:-$$HOME/.cache}/slurmlet}"; \
 	if [ -d "$$cache" ]; then echo "The cache of binaries and system images stays: rm -rf $$cache removes it too."; fi

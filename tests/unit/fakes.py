@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -169,3 +170,29 @@ class FakeServices:
 
 def _path(pod: Mapping[str, Any]) -> str:
     return f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}"
+
+
+class RunnerStream:
+    """The hub's stream to the runner; a test plays the runner."""
+
+    def __init__(self) -> None:
+        self._to_hub: asyncio.Queue[tuple[int, bytes] | None] = asyncio.Queue()
+        self.sent: list[tuple[int, bytes]] = []
+        self.closed = self.lost = False
+
+    async def receive(self) -> tuple[int, bytes] | None:
+        return await self._to_hub.get()
+
+    async def send(self, channel: int, data: bytes) -> None:
+        if self.lost:
+            raise LinkLost
+        self.sent.append((channel, data))
+
+    async def close(self) -> None:
+        self.closed = True
+
+    def end(self) -> None:
+        self._to_hub.put_nowait(None)
+
+    def says(self, channel: int, data: bytes) -> None:
+        self._to_hub.put_nowait((channel, data))

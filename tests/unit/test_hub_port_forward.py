@@ -11,35 +11,9 @@ from typing import Any
 import pytest
 
 from slurmlet.hub.kubelet import port_forward, spdy
-from slurmlet.hub.runner_links import LinkLost
 from slurmlet.protocol import wire
+from tests.unit.fakes import RunnerStream
 from tests.unit.virtual_time import run_virtually
-
-
-class RunnerStream:
-    """The hub's stream to the runner; a test plays the runner."""
-
-    def __init__(self) -> None:
-        self._to_hub: asyncio.Queue[tuple[int, bytes] | None] = asyncio.Queue()
-        self.sent: list[tuple[int, bytes]] = []
-        self.closed = self.lost = False
-
-    async def receive(self) -> tuple[int, bytes] | None:
-        return await self._to_hub.get()
-
-    async def send(self, channel: int, data: bytes) -> None:
-        if self.lost:
-            raise LinkLost
-        self.sent.append((channel, data))
-
-    async def close(self) -> None:
-        self.closed = True
-
-    def end(self) -> None:
-        self._to_hub.put_nowait(None)
-
-    def says(self, channel: int, data: bytes) -> None:
-        self._to_hub.put_nowait((channel, data))
 
 
 class Client:
