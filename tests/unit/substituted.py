@@ -26,7 +26,8 @@ from slurmlet.podnet.overlay_socket import Overlay
 from slurmlet.podnet.tables import Tables
 from slurmlet.upstream import netfast_build
 
-TIMEOUT_S = 20.0
+# Ends a test that hangs; nothing is measured by it.
+TIMEOUT_S = 120.0
 KEY = b"k" * 32
 
 

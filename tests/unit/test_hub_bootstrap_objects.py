@@ -95,6 +95,7 @@ def test_the_token_of_a_cluster_in_a_job_appears_last(tmp_path: Path) -> None:
     settings.files.pki.mkdir(parents=True)
     settings.pki("ca.crt").write_text("the authority")
     (settings.files.nodes / "c1").mkdir(parents=True)
+    settings.files.token.parent.mkdir()
     api: Any = Api(refuses=3)
     reviews = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
     token = "/api/v1/namespaces/kube-system/serviceaccounts/slurmlet-admin/token"

@@ -180,7 +180,7 @@ class TestConnections:
             with socket.socket() as made:
                 made.bind(("", 80))
                 made.listen(0)
-                time.sleep(0.5)
+                time.sleep(2)
 
         def client() -> Any:
             fillers = [socket.socket() for _ in range(2)]
@@ -189,9 +189,16 @@ class TestConnections:
                 each.connect_ex((ONE, 80))
             with socket.socket() as made:
                 codes: list[int] = []
-                other = threading.Thread(target=lambda: codes.append(made.connect_ex((ONE, 80))), daemon=True)
+                begun = threading.Event()
+
+                def first() -> None:
+                    begun.set()
+                    codes.append(made.connect_ex((ONE, 80)))
+
+                other = threading.Thread(target=first, daemon=True)
                 other.start()
-                time.sleep(0.1)
+                begun.wait()
+                time.sleep(0.3)
                 made.setblocking(False)
                 codes.append(made.connect_ex((ONE, 80)))
                 other.join()
