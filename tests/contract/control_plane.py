@@ -10,7 +10,7 @@ import contextlib
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,3 +94,22 @@ async def _ready(made: ControlPlane, processes: list[subprocess.Popen[bytes]], r
 def environment() -> dict[str, str]:
     """Of a Python that a test starts for itself."""
     return {**os.environ, "PYTHONUNBUFFERED": "1"}
+
+
+@contextlib.asynccontextmanager
+async def all_closed() -> AsyncIterator[None]:
+    """Ends when every socket that was opened within is closed: one whose TLS handshake was cut short with its task takes a
+    moment, and a loop that ends before leaves it behind."""
+    before = _open_sockets()
+    yield
+    async with asyncio.timeout(60):
+        while _open_sockets() > before:
+            await asyncio.sleep(0.01)
+
+
+def _open_sockets() -> int:
+    found = 0
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found += str(entry.readlink()).startswith("socket:")
+    return found

@@ -26,7 +26,7 @@ from slurmlet.kube.events import EventRecorder
 from slurmlet.model import claims, gangs
 from slurmlet.model.partition_node import HubFacts
 from slurmlet.slurm.fake import FakeSlurm
-from tests.contract.control_plane import ControlPlane
+from tests.contract.control_plane import ControlPlane, all_closed
 
 NODES, PODS = "/api/v1/nodes", "/api/v1/namespaces/default/pods"
 FACTS = HubFacts("127.0.0.1", "login", 40123, "24.11.5", "v1.36.3", "0.1.0", "deadbeef")
@@ -108,7 +108,7 @@ def run(
     scenario: Callable[[Rig], Awaitable[None]],
 ) -> None:
     async def go() -> None:
-        async with asyncio.timeout(30), plane.client() as client:
+        async with all_closed(), asyncio.timeout(30), plane.client() as client:
             rig = Rig(plane, client, root)
             tasks = [asyncio.create_task(work) for work in (rig.events.run(), rig.watch.run(), *works(rig))]
             try:
@@ -118,8 +118,6 @@ def run(
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
-        # Connections whose handshake was cut short with their task take a moment to close.
-        await asyncio.sleep(0.1)
 
     asyncio.run(go())
 

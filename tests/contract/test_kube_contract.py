@@ -23,7 +23,7 @@ from slurmlet.kube.leader_lease import LeaderElector, LeaseTimes
 from slurmlet.kube.webhook import Review, Verdict, WebhookServer, denied
 from slurmlet.kube.webhook_certificates import MUTATING, VALIDATING, WebhookCertificates
 from slurmlet.kube.work_queue import Backoff
-from tests.contract.control_plane import ControlPlane, environment
+from tests.contract.control_plane import ControlPlane, all_closed, environment
 
 MAPS = "/api/v1/namespaces/default/configmaps"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
@@ -43,10 +43,8 @@ async def until(true: Callable[[], Any], timeout_s: float = 10.0) -> None:
 
 def run(plane: ControlPlane, scenario: Callable[[ApiClient], Awaitable[None]]) -> None:
     async def go() -> None:
-        async with asyncio.timeout(30), plane.client() as client:
+        async with all_closed(), asyncio.timeout(30), plane.client() as client:
             await scenario(client)
-        # Connections whose handshake was cut short with their task take a moment to close.
-        await asyncio.sleep(0.5)
 
     asyncio.run(go())
 

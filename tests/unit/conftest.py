@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from coverage import Coverage
 from hypothesis import HealthCheck, settings
 
 from slurmlet.linux.event_loop import Loop
@@ -24,6 +25,16 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("slurmlet")
+
+
+def _write_down() -> None:
+    """A fork writes at its end what it holds; before it begins, that is little."""
+    measured = Coverage.current()
+    if measured is not None:
+        measured.save()
+
+
+os.register_at_fork(before=_write_down)
 
 
 @pytest.fixture(scope="module")
