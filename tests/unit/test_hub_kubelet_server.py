@@ -24,6 +24,7 @@ from slurmlet.model.usage_samples import ContainerSample, Measured, PodSample
 from slurmlet.protocol import wire
 from tests.unit.fakes import RunnerStream
 from tests.unit.hub_making import make_job, make_settings
+from tests.unit.loopback import until
 from tests.unit.reports import pod_report
 
 STARTED = "2026-01-01T00:00:00Z"
@@ -96,11 +97,15 @@ class Hub:
         )  # fmt: skip
         watch = SimpleNamespace(all_jobs=lambda: {"7": make_job("7"), "8": make_job("8", state="PENDING")})
         stats = StatServer(self, nodes, Usage(), watch, Counts())  # type: ignore[arg-type]
-        self._server = KubeletServer(self.settings, self, stats)  # type: ignore[arg-type]
+        self._server = KubeletServer(self.settings, self, stats, self._refresh)  # type: ignore[arg-type]
         self.url = ""
+        self.refreshed = 0
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(self.workers)
+
+    async def _refresh(self) -> None:
+        self.refreshed += 1
 
     def named(self, namespace: str, name: str) -> Worker | None:
         return next(
@@ -149,12 +154,6 @@ def served(test: Test) -> Callable[[Path], None]:
 async def heard(socket: aiohttp.ClientWebSocketResponse) -> list[tuple[int, bytes]]:
     """All that a client is told, to the end: (channel, bytes)."""
     return [(message.data[0], message.data[1:]) async for message in socket if message.data]
-
-
-async def until(fact: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not fact():
-            await asyncio.sleep(0.01)
 
 
 def status(code: int) -> tuple[int, bytes]:
@@ -215,7 +214,7 @@ async def test_a_command_gets_its_input_and_gives_its_output_and_exit_code(hub: 
         await socket.send_bytes(bytes((wire.STDIN,)) + b"in")
         assert await socket.receive_bytes() == bytes((wire.STDOUT,)) + b"out"
         assert await socket.receive_bytes() == bytes((wire.STDERR,)) + b"err"
-        await until(lambda: (wire.STDIN, b"in") in worker.streams[0].sent)
+        await until(lambda: (wire.STDIN, b"in") in worker.streams[0].sent, 60)
         worker.streams[0].says(*status(3))
         ((channel, told),) = await heard(socket)
     assert channel == wire.STATUS
@@ -262,7 +261,7 @@ async def test_a_client_that_leaves_closes_the_runners_stream(hub: Hub) -> None:
     async with hub.command("/attach/ns/a/c?input=1&output=1") as socket:
         await socket.send_bytes(bytes((wire.STDIN,)) + b"in")
     worker = hub.workers[0]
-    await until(lambda: worker.streams and worker.streams[0].closed)
+    await until(lambda: worker.streams and worker.streams[0].closed, 60)
     assert worker.asked[0]["what"] == "attach"
 
 
