@@ -37,7 +37,7 @@ def make_keys(directory: Path) -> Path:
     return directory
 
 
-async def until(true: Callable[[], Any], timeout_s: float = 1.5) -> None:
+async def until(true: Callable[[], Any], timeout_s: float = 30.0) -> None:
     """Wait for something another task does; a test that waits in vain fails."""
     async with asyncio.timeout(timeout_s):
         while not true():
