@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from slurmlet.base.clock import rfc3339
 from slurmlet.base.files import write_json
@@ -185,6 +188,9 @@ class Hub:
 class Site:
     def __init__(self, root: Path) -> None:
         self.loop = VirtualLoop()
+        # Also for what asks no clock of the hub's: how busy the machine is must not decide what is due.
+        self._patch = pytest.MonkeyPatch()
+        self._patch.setattr(time, "monotonic", self.loop.time)
         self.slurm = Slurm()
         self.api = FakePodApi()
         self.events = FakeEvents()
@@ -265,6 +271,7 @@ class Site:
     def close(self) -> None:
         self.kill_hub()
         self.loop.close()
+        self._patch.undo()
 
     # Pods
 
