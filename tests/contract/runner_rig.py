@@ -23,7 +23,7 @@ from typing import Any
 from slurmlet.protocol import wire
 
 # For facts that come soon; long only for a machine with much else to do.
-WAIT_S = 60.0
+WAIT_S = 120.0
 
 
 class Rig:

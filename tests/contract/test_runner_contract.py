@@ -77,5 +77,5 @@ def test_runner(kit: Path, tmp_path: Path, scenario: str) -> None:
     path = f"{kit / 'bin'}:{os.environ['PATH']}"
     environ = {**os.environ, "PATH": path, "TMPDIR": str(tmp_path), "RIG_MAPPING": "single"}
     environ.pop("SLURM_TMPDIR", None)
-    done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, f"{' '.join(argv)}\n{done.stdout}{done.stderr}"
