@@ -13,7 +13,7 @@ from slurmlet.kube.client import ApiClient
 from slurmlet.operators.provisioning.controller_lookup import ControllerLookup
 from slurmlet.operators.provisioning.resource_definitions import custom_resource_definitions
 from slurmlet.operators.provisioning.workload_clients import WorkloadClients
-from tests.contract.control_plane import ControlPlane
+from tests.contract.control_plane import ControlPlane, all_closed
 from tests.contract.provisioning_kinds import METAL3, SLINKY, foreign_kinds, install
 
 Obj = dict[str, Any]
@@ -22,11 +22,9 @@ KEY = bytes(range(256)) * 4
 
 def run(plane: ControlPlane, scenario: Callable[[ApiClient], Awaitable[None]]) -> None:
     async def go() -> None:
-        async with asyncio.timeout(150), plane.client() as client:
+        async with all_closed(), asyncio.timeout(150), plane.client() as client:
             await install(client, [*custom_resource_definitions(), *foreign_kinds()])
             await scenario(client)
-        # Connections whose handshake was cut short with their task take a moment to close.
-        await asyncio.sleep(0.5)
 
     asyncio.run(go())
 
