@@ -26,7 +26,7 @@ test: setup lint unit e2e ## Everything: lint, unit and contract tests, then the
 
 unit: setup ## Unit and contract tests, and the lines and branches they reach, by room: no root, no network
 	@rm -rf build/coverage && mkdir -p build/coverage
-	@$(BIN)/coverage run -m pytest tests/unit tests/contract -n 2 --dist loadfile
+	@$(BIN)/coverage run -m pytest tests/unit tests/contract -n 2 --dist loadgroup
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/python tests/coverage_rooms.py
 
