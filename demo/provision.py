@@ -60,6 +60,7 @@ def circle(site: ProvisionSite, operator: SiteOperator) -> None:
     recorder = Recorder(site)
     recorder.start()
     title(f"Three jobs of {', '.join(f'{seconds} s' for seconds in JOBS)}, each for a machine of its own")
+    submitted_s = time.time()
     for seconds in JOBS:
         show(
             site,
@@ -81,13 +82,13 @@ def circle(site: ProvisionSite, operator: SiteOperator) -> None:
     samples = recorder.stop()
     requeues = site.slurm("sh", "-c", "scontrol show jobs -o | grep -o 'Restarts=[1-9]' || true").split()
     title("What happened")
-    print(timeline.text(samples))
+    print(timeline.text(samples, submitted_s))
     print(f"Requeued or killed jobs: {len(requeues)}")
     target = RESULTS / "demo.svg"
     target.write_text(
         timeline.picture(samples, "slurmlet provision: three jobs, from zero workers to zero workers")
     )
-    (RESULTS / "demo.txt").write_text(timeline.text(samples))
+    (RESULTS / "demo.txt").write_text(timeline.text(samples, submitted_s))
     print(f"The picture: {target.relative_to(ROOT)}")
 
 

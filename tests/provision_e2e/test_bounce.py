@@ -38,7 +38,7 @@ def bounces(samples: list[Sample], name: str) -> int:
 
 def keep(samples: list[Sample], rule: str, restarts: int, bounced: int) -> None:
     title = f"Three jobs under {rule}: {restarts} requeues, {bounced} bounces"
-    name = rule.replace(" ", "-")
+    name = rule.replace(" ", "-").replace("'s", "")
     (RESULTS / f"bounce-{name}.svg").write_text(timeline.picture(samples, title))
     (RESULTS / f"bounce-{name}.txt").write_text(f"{title}\n{timeline.text(samples)}")
 

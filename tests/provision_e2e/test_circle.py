@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import time
 
 from slurmlet.testbed.provisioning import timeline
 from slurmlet.testbed.provisioning.provision_site import ProvisionSite
@@ -26,6 +27,7 @@ def test_a_job_makes_its_machine_and_the_machine_goes_when_it_is_idle(
     recorder.start()
     assert workers.settled()
 
+    submitted_s = time.time()
     job = workers.submit("sleep 4")
     (machine,) = eventually(lambda: list(workers.machines()))
     eventually(lambda: workers.state(job) == "RUNNING")
@@ -47,7 +49,7 @@ def test_a_job_makes_its_machine_and_the_machine_goes_when_it_is_idle(
     drained = log.index(f"update_node: node {machine} reason set to: slurmlet-provision:")
     assert log.index(f"JobId={job} WEXITSTATUS 0") < drained, "the node was drained before its job had ended"
     (RESULTS / "circle.svg").write_text(timeline.picture(samples, "One job, from submission to nothing left"))
-    (RESULTS / "circle.txt").write_text(timeline.text(samples))
+    (RESULTS / "circle.txt").write_text(timeline.text(samples, submitted_s))
 
 
 def test_several_nodes_for_one_job_and_none_for_a_held_one(operator: SiteOperator, farm: MakeFarm) -> None:

@@ -78,6 +78,7 @@ def test_phases_count_from_the_first_jobs_submission() -> None:
         ("machine provisioned", 5.0),
     ]
     assert timeline.phases([]) == []
+    assert timeline.phases(looks(), 9.5)[0] == ("replicas raised", 2.5)
 
 
 def test_text_counts_from_the_first_look() -> None:

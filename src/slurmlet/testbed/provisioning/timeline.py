@@ -116,10 +116,10 @@ def spans(samples: Sequence[Sample]) -> list[Span]:
     return sorted(made, key=lambda span: (span.begin_s, span.row))
 
 
-def phases(samples: Sequence[Sample]) -> list[tuple[str, float]]:
+def phases(samples: Sequence[Sample], submitted_s: float | None = None) -> list[tuple[str, float]]:
     """From the first job's submission to its start, as the thesis's figure 6.15: what happened, and seconds since then.
 
-    What was over between two looks is missing.
+    What was over between two looks is missing. Without `submitted_s`, the first look that saw a job counts.
     """
     if not samples:
         return []
@@ -133,7 +133,8 @@ def phases(samples: Sequence[Sample]) -> list[tuple[str, float]]:
         "machine provisioned": lambda one: "provisioned" in one.machines.values(),
         "first node drained": lambda one: bool({"draining", "drained"} & set(one.nodes.values())),
     }
-    begin_s = next((one.time_s for one in samples if one.jobs), samples[0].time_s)
+    seen_s = next((one.time_s for one in samples if one.jobs), samples[0].time_s)
+    begin_s = seen_s if submitted_s is None else submitted_s
     found = [
         (name, next((one.time_s - begin_s for one in samples if is_so(one)), None))
         for name, is_so in seen.items()
@@ -145,8 +146,8 @@ def rows_of(found: Sequence[Span]) -> list[str]:
     return list(dict.fromkeys(span.row for span in found))
 
 
-def text(samples: Sequence[Sample]) -> str:
-    """One line for each change, in seconds since the first sample."""
+def text(samples: Sequence[Sample], submitted_s: float | None = None) -> str:
+    """The moments of the first job, then one line for each change, in seconds since the first sample."""
     if not samples:
         return ""
     begin_s = samples[0].time_s
@@ -154,7 +155,7 @@ def text(samples: Sequence[Sample]) -> str:
         f"{span.begin_s - begin_s:7.1f} s  {span.row:<28} {span.state.lower()} for {span.end_s - span.begin_s:.1f} s"
         for span in spans(samples)
     ]
-    moments = [f"{at_s:7.1f} s  {name}" for name, at_s in phases(samples)]
+    moments = [f"{at_s:7.1f} s  {name}" for name, at_s in phases(samples, submitted_s)]
     return "\n".join(["Since the first job was submitted:", *moments, "", "All of it:", *lines]) + "\n"
 
 
