@@ -329,3 +329,36 @@ def test_the_oldest_slurmrestd_says_that_it_cannot_change_nodes(monkeypatch: pyt
             await admin.drain("w1", "why")
 
     assert asyncio.run(with_slurmrestd(lambda _: (200, {}), work, parser=38)) == []
+
+
+def test_changes_of_a_node_are_single_words_of_scontrol(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def run(argv: Any, **_: Any) -> Completed:
+        asked.append(tuple(argv))
+        return Completed(tuple(argv), 0, "", "")
+
+    monkeypatch.setattr(admin_commands, "run", run)
+
+    async def work() -> None:
+        admin = CommandAdmin({})
+        await admin.drain("w1", "it's $(here); a\nb")
+        await admin.resume("w1")
+        await admin.set_address("w1", "10.0.0.1")
+        await admin.power_up("w1")
+        await admin.power_down("w1")
+        await admin.delete("w1")
+        assert await admin.queue() == []
+        await admin.close()
+
+    asyncio.run(work())
+    update = ("scontrol", "update", "nodename=w1")
+    assert asked[:-1] == [
+        (*update, "state=drain", "reason=it's $(here); a\nb"),
+        (*update, "state=undrain", "reason="),
+        (*update, "nodeaddr=10.0.0.1"),
+        (*update, "state=power_up"),
+        (*update, "state=power_down"),
+        ("scontrol", "delete", "nodename=w1"),
+    ]
+    assert asked[-1][:4] == ("squeue", "--noheader", "--all", "-O")
