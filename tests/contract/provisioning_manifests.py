@@ -20,8 +20,8 @@ def webhook_configuration(name: str, made: str, url: str, namespace: str) -> Obj
     """That of the manifests under another name, for one namespace, called at `url`."""
     found = next(one for one in manifests() if one["metadata"]["name"] == name and "webhooks" in one)
     for hook in found["webhooks"]:
-        path = hook["clientConfig"].pop("service")["path"]
-        assert url.endswith(path)
+        # Its path is not in the manifests: the operator adds one that ends in a token.
+        assert "path" not in hook["clientConfig"]["service"]
         hook["clientConfig"] = {"url": url}
         hook["namespaceSelector"] = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
         hook["failurePolicy"] = "Fail"

@@ -13,6 +13,7 @@ import ssl
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 import yaml
 
@@ -24,6 +25,7 @@ from slurmlet.model.stats_summary import exposition
 from slurmlet.operators.provisioning.injection.injection_webhook import PATH
 from slurmlet.operators.provisioning.stored_certificates import (
     SECRET,
+    Called,
     MountedCertificates,
     StoredCertificates,
 )
@@ -43,10 +45,11 @@ class Replica:
 
     def __init__(self, place: Site, name: str, **certificates: Any) -> None:
         self.certificates = StoredCertificates(
-            place.client, place.home, ["127.0.0.1"], [(MUTATING, name)], **certificates
+            place.client, place.home, ["127.0.0.1"], [Called(MUTATING, name, PATH)], **certificates
         )
         self.hook = Hook(place)
-        self.server = WebhookServer({PATH: self.hook.webhook.review})
+        handlers = {PATH: self.hook.webhook.review}
+        self.server = WebhookServer(handlers, tokens=lambda: self.certificates.tokens)
 
     async def start(self, port: int = 0) -> int:
         await self.certificates.prepare()
@@ -72,9 +75,10 @@ async def created(place: Site, secret: Obj) -> dict[str, str]:
 
 
 async def until_injected(place: Site, secret: Obj) -> None:
-    for number in itertools.count():
+    while True:
         try:
-            metadata = {**secret["metadata"], "name": f"probe-{number}"}
+            # Never the same: one that was made before the API server had heard of the configuration stays.
+            metadata = {**secret["metadata"], "name": f"probe-{next(_numbers)}"}
             if "slurm_key_base64" in await created(place, {**secret, "metadata": metadata}):
                 return
         except ApiError as error:
@@ -104,6 +108,7 @@ def test_secrets_are_injected_while_certificates_are_replaced_and_refused_while_
             ):
                 await until_injected(place, secret)
                 await _rotated(place, secret, first, second)
+                await _only_the_configured_path_answers(place, name, secret, first, port)
                 # The operator is away: closed, nothing is made without what a worker needs.
                 await first.server.stop()
                 with pytest.raises(ApiError, match="failed calling webhook"):
@@ -125,6 +130,7 @@ async def _rotated(place: Site, secret: Obj, first: Replica, second: Replica) ->
     """Every Secret that is made meanwhile is whole."""
     before, ended, made = first.certificates.shown, asyncio.Event(), 0
     assert before is not None
+    (token,) = before.tokens
 
     async def traffic(number: int) -> None:
         nonlocal made
@@ -140,6 +146,7 @@ async def _rotated(place: Site, secret: Obj, first: Replica, second: Replica) ->
         new = await first.certificates.rotate(before)
         while first.certificates.shown != new or second.certificates.shown != new:
             await asyncio.sleep(0.05)
+        assert token not in new.tokens
         count = made
         while made < count + 6:
             await asyncio.sleep(0.05)
@@ -147,6 +154,27 @@ async def _rotated(place: Site, secret: Obj, first: Replica, second: Replica) ->
     text = exposition(first.hook.webhook.families())
     counted = text.partition('duration_seconds_count{outcome="injected"} ')[2].partition("\n")[0]
     assert int(counted) >= made
+
+
+async def _only_the_configured_path_answers(
+    place: Site, name: str, secret: Obj, replica: Replica, port: int
+) -> None:
+    """A pod that reaches the port and knows a Metal3Data to its uid, beside the API server."""
+    (token,) = replica.certificates.tokens
+    configuration = await place.client.get(f"{ADMISSION}/{name}")
+    (url,) = [one["clientConfig"]["url"] for one in configuration["webhooks"]]
+    assert url == f"https://127.0.0.1:{port}{PATH}/{token}"
+    request = {
+        "uid": "forged", "operation": "CREATE", "kind": {"kind": "Secret"}, "namespace": place.home, "object": secret,
+    }  # fmt: skip
+    review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+    async with aiohttp.ClientSession(f"https://127.0.0.1:{port}") as session:
+        for path in (PATH, f"{PATH}/", f"{PATH}/{token[:-1]}", f"{PATH}/{token}x", f"{PATH}/{token}/x"):
+            async with session.post(path, json=review, ssl=False) as answer:
+                assert answer.status == 404, path
+                assert "patch" not in await answer.text()
+        async with session.post(f"{PATH}/{token}", json=review, ssl=False) as answer:
+            assert "patch" in (await answer.json())["response"]
 
 
 def test_a_pair_that_cannot_be_used_is_made_anew_and_an_old_one_replaced(api_plane: ControlPlane) -> None:
@@ -174,6 +202,57 @@ def test_a_pair_that_cannot_be_used_is_made_anew_and_an_old_one_replaced(api_pla
             now += datetime.timedelta(days=61)
             while one.shown == other.shown:
                 await asyncio.sleep(0.05)
+
+    run(api_plane, scenario)
+
+
+def test_the_token_of_a_rotation_that_was_cut_short_is_taken_back(api_plane: ControlPlane) -> None:
+    async def scenario(client: ApiClient) -> None:
+        place = await site(client, api_plane, f"cut-{next(_numbers)}")
+        one = StoredCertificates(client, place.home, ["127.0.0.1"], [], settle_s=0.0, look_s=0.05)
+        await one.prepare()
+        (token,) = one.tokens
+        both = b64(f"{token}\n{'0' * 64}")
+        path = f"/api/v1/namespaces/{place.home}/secrets/{SECRET}"
+        await client.patch(path, {"data": {"path-tokens": both}})
+        async with running(one.follow()):
+            while len(one.tokens) != 2:
+                await asyncio.sleep(0.05)
+            async with running(one.keep()):
+                while one.tokens != (token,):
+                    await asyncio.sleep(0.05)
+        # One that could be guessed is none.
+        await client.patch(path, {"data": {"path-tokens": b64("short")}})
+        other = StoredCertificates(client, place.home, ["127.0.0.1"], [])
+        await other.prepare()
+        assert len(other.tokens[0]) >= 64
+
+    run(api_plane, scenario)
+
+
+def test_with_certificates_of_cert_manager_only_the_path_is_written(api_plane: ControlPlane) -> None:
+    async def scenario(client: ApiClient) -> None:
+        name = f"mounted-{next(_numbers)}"
+        place = await site(client, api_plane, name)
+        bundle = base64.b64encode(issue(["127.0.0.1"], 3600).authority).decode()
+        body = webhook_configuration("slurmlet-provision-injection", name, "https://127.0.0.1:1/", place.home)
+        body["webhooks"][0]["clientConfig"] = {
+            "service": {"name": "slurmlet-provision", "namespace": place.home, "port": 443}, "caBundle": bundle,
+        }  # fmt: skip
+        await client.create(ADMISSION, body)
+        try:
+            configurations = [Called(MUTATING, name, PATH)]
+            stored = StoredCertificates(client, place.home, ["127.0.0.1"], configurations, bundles=False)
+            await stored.prepare()
+            async with running(stored.keep()):
+                while True:
+                    config = (await client.get(f"{ADMISSION}/{name}"))["webhooks"][0]["clientConfig"]
+                    if config["service"].get("path") == f"{PATH}/{stored.tokens[0]}":
+                        break
+                    await asyncio.sleep(0.05)
+            assert (config["caBundle"], config["service"]["name"]) == (bundle, "slurmlet-provision")
+        finally:
+            await client.delete(f"{ADMISSION}/{name}", {})
 
     run(api_plane, scenario)
 

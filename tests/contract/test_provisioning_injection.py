@@ -279,6 +279,31 @@ def test_who_does_not_know_the_metal3data_by_its_uid_gets_no_key(api_plane: Cont
     scene(api_plane, scenario)
 
 
+def test_a_template_of_another_namespace_gives_no_key(api_plane: ControlPlane) -> None:
+    async def scenario(place: Site) -> None:
+        await place.kubeconfig()
+        await place.controller()
+        victim = place.home
+        secret = await place.machine("m-0", {"slurm-controller-namespace": place.slurm})
+        other = f"{victim}-other"
+        await place.namespace(other)
+        # Who may make Metal3Data and Secrets in a namespace of their own, and knows the name of a template elsewhere.
+        path = f"/apis/{METAL3}/v1beta1/namespaces"
+        mine = await place.client.get(f"{path}/{victim}/metal3datas/m-0")
+        mine["metadata"] = {"name": "m-0", "namespace": other}
+        mine["spec"]["template"] = {"name": "m-0-template", "namespace": victim}
+        made = await place.client.create(f"{path}/{other}/metal3datas", mine)
+        secret["metadata"]["ownerReferences"][0]["uid"] = made["metadata"]["uid"]
+        async with Hook(place) as hook:
+            place.home = other
+            verdict = await hook.ask(secret)
+            place.home = victim
+            assert verdict.changed is None
+            assert f"Metal3DataTemplate: {victim}/m-0-template is not in namespace {other}" in verdict.message
+
+    scene(api_plane, scenario)
+
+
 def test_a_dry_run_is_patched_and_told_to_nobody(api_plane: ControlPlane) -> None:
     async def scenario(place: Site) -> None:
         await place.kubeconfig()

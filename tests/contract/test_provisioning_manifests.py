@@ -22,10 +22,10 @@ from slurmlet.kube.credentials import Credentials
 from slurmlet.kube.discovery import Discovery
 from slurmlet.kube.events import EventRecorder
 from slurmlet.model.stats_summary import exposition
-from slurmlet.operators.provisioning.injection.injection_webhook import PATH
 from slurmlet.operators.provisioning.mirror_targets import mirrors
 from slurmlet.operators.provisioning.provider_parts import PROVIDER_PARTS, ProviderParts, WebhookSettings
 from slurmlet.operators.provisioning.resource_definitions import packaging_dir
+from slurmlet.operators.provisioning.stored_certificates import Called
 from slurmlet.operators.provisioning.webhook_service import INJECTION_CONFIGURATION, SCALING_CONFIGURATION
 from tests.contract.control_plane import ControlPlane
 from tests.contract.provisioning_manifests import manifests
@@ -68,8 +68,8 @@ def test_the_rights_of_the_manifests_are_enough_for_every_part(api_plane: Contro
                     await operator.get(f"/api/v1/namespaces/{place.slurm}/configmaps")
                 await _parts(client, operator, place)
         finally:
-            for kind, name in (INJECTION_CONFIGURATION, SCALING_CONFIGURATION):
-                await client.delete(f"/apis/admissionregistration.k8s.io/v1/{kind}/{name}", {})
+            for configuration in (INJECTION_CONFIGURATION, SCALING_CONFIGURATION):
+                await client.delete(_admission(configuration), {})
 
     run(api_plane, scenario)
 
@@ -86,7 +86,7 @@ async def _parts(client: ApiClient, operator: ApiClient, place: Site) -> None:
 
     # Called past the Service, which has no network here; the rest is as installed.
     hook = (await client.get(f"{_admission(INJECTION_CONFIGURATION)}"))["webhooks"][0]
-    hook["clientConfig"] = {"url": f"https://127.0.0.1:{port}{PATH}"}
+    hook["clientConfig"] = {"url": f"https://127.0.0.1:{port}/"}
     await client.patch(_admission(INJECTION_CONFIGURATION), {"webhooks": [hook]})
     leading = parts.leading(clusters, controller_run)
     async with running(events.run(), clusters.run(), parts.serve(), *(part() for part in leading.values())):
@@ -110,8 +110,8 @@ async def _parts(client: ApiClient, operator: ApiClient, place: Site) -> None:
     await parts.close()
 
 
-def _admission(configuration: tuple[str, str]) -> str:
-    return "/apis/admissionregistration.k8s.io/v1/" + "/".join(configuration)
+def _admission(called: Called) -> str:
+    return f"/apis/admissionregistration.k8s.io/v1/{called.kind}/{called.name}"
 
 
 async def _reasons(client: ApiClient) -> set[str]:
@@ -128,11 +128,12 @@ def test_the_two_installations_differ_by_the_scaling_webhook_alone() -> None:
 
 def test_manifests_chart_and_code_agree_on_names_and_paths() -> None:
     names = {one["metadata"]["name"] for one in manifests() if "webhooks" in one}
-    assert names == {INJECTION_CONFIGURATION[1], SCALING_CONFIGURATION[1]}
+    assert names == {INJECTION_CONFIGURATION.name, SCALING_CONFIGURATION.name}
     service = next(one for one in manifests() if one["kind"] == "Service")
     for one in manifests():
         for hook in one.get("webhooks", ()):
             called = hook["clientConfig"]["service"]
+            assert "path" not in called, "applied again, it would take the token out of the path"
             assert (called["name"], called["namespace"]) == (service["metadata"]["name"], NAMESPACE)
 
 

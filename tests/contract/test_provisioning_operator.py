@@ -23,7 +23,6 @@ from slurmlet.cli.provision import command
 from slurmlet.kube.client import ApiClient
 from slurmlet.kube.conditions import is_true
 from slurmlet.operators.provisioning import provisioning_metrics
-from slurmlet.operators.provisioning.injection.injection_webhook import PATH
 from slurmlet.operators.provisioning.operator_settings import PARTS
 from slurmlet.operators.provisioning.resource_definitions import packaging_dir
 from slurmlet.operators.provisioning.webhook_service import INJECTION_CONFIGURATION
@@ -112,7 +111,7 @@ def test_the_operator_serves_injects_and_bootstraps_until_it_is_told_to_end(
         await place.slurm_cluster("beta", {"namespace": place.slurm, "cluster": "beta"})
         metrics, webhooks = free_port("127.0.0.1"), free_port("127.0.0.1")
         hook = (await client.get(_admission(INJECTION_CONFIGURATION)))["webhooks"][0]
-        hook["clientConfig"] = {"url": f"https://127.0.0.1:{webhooks}{PATH}"}
+        hook["clientConfig"] = {"url": f"https://127.0.0.1:{webhooks}/"}
         await client.patch(_admission(INJECTION_CONFIGURATION), {"webhooks": [hook]})
         options = [
             f"--metrics-port={metrics}", f"--webhook-port={webhooks}", "--webhook-name=127.0.0.1",

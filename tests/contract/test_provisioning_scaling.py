@@ -14,7 +14,7 @@ import pytest
 from slurmlet.kube.client import ApiClient, ApiError
 from slurmlet.kube.webhook import WebhookServer
 from slurmlet.operators.provisioning.scaling_webhook import PATH, STATUS, MirrorController, ScalingWebhook
-from slurmlet.operators.provisioning.stored_certificates import StoredCertificates
+from slurmlet.operators.provisioning.stored_certificates import Called, StoredCertificates
 from tests.contract.control_plane import ControlPlane
 from tests.contract.provisioning_kinds import CLUSTER_API
 from tests.contract.provisioning_manifests import webhook_configuration
@@ -135,10 +135,10 @@ def test_what_cannot_be_carried_out_is_refused_and_dry_runs_change_nothing(api_p
         await rig.machine_deployment("a")
         label = rig.place.home
         kind, name = "validatingwebhookconfigurations", f"scaling-{label}"
-        certificates = StoredCertificates(rig.client, label, ["127.0.0.1"], [(kind, name)])
+        certificates = StoredCertificates(rig.client, label, ["127.0.0.1"], [Called(kind, name, PATH)])
         await certificates.prepare()
         webhook = ScalingWebhook(rig.client, label)
-        server = WebhookServer({PATH: webhook.review})
+        server = WebhookServer({PATH: webhook.review}, tokens=lambda: certificates.tokens)
         port = await server.start("127.0.0.1", 0, certificates.context)
         body = webhook_configuration(
             "slurmlet-provision-scaling", name, f"https://127.0.0.1:{port}{PATH}", label

@@ -16,7 +16,7 @@ import pytest
 from slurmlet.kube import webhook
 from slurmlet.kube.credentials import load_pair
 from slurmlet.kube.webhook import Review, Verdict, WebhookServer, denied, json_patch
-from slurmlet.kube.webhook_certificates import MUTATING, VALIDATING, WebhookCertificates, issue
+from slurmlet.kube.webhook_certificates import MUTATING, VALIDATING, WebhookCertificates, issue, trust
 from tests.unit.loopback import Api, Stored, api_server, make_keys, until
 
 VALIDATING_PATH = f"/apis/admissionregistration.k8s.io/v1/{VALIDATING}"
@@ -164,6 +164,64 @@ async def served_subject(port: int) -> bytes:
     writer.close()
     await asyncio.sleep(0)
     return shown
+
+
+def test_who_does_not_know_the_token_of_the_path_gets_404_whatever_they_send() -> None:
+    asked: list[Review] = []
+
+    async def handler(review: Review) -> Verdict:
+        asked.append(review)
+        return Verdict()
+
+    async def run() -> None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        issued = issue(["127.0.0.1"], 3600)
+        load_pair(context, issued.certificate, issued.key)
+        tokens = ["first"]
+        server = WebhookServer({"/check": handler}, tokens=lambda: tokens)
+        port = await server.start("127.0.0.1", 0, context)
+        async with aiohttp.ClientSession(f"https://127.0.0.1:{port}") as session:
+
+            async def status(path: str, body: Any = None) -> int:
+                async with session.post(path, json=body or review({}), ssl=False) as response:
+                    return response.status
+
+            wrong = ["/check", "/check/", "/check/firs", "/check/first/", "/check/%C3%BC", "/check/second"]
+            assert [await status(path) for path in wrong] == [404] * len(wrong)
+            assert await status("/check/second", {"no": "review"}) == 404, "the body is not looked at"
+            assert asked == []
+            assert await status("/check/first") == 200
+            tokens.append("second")
+            assert [await status("/check/first"), await status("/check/second")] == [200, 200]
+            tokens[:] = [""]
+            assert [await status("/check/first"), await status("/check/")] == [404, 404]
+        await server.stop()
+
+    asyncio.run(run())
+
+
+def test_trust_and_path_are_written_at_once_and_only_where_they_differ(keys: Path) -> None:
+    async def run() -> None:
+        async with api_server(keys) as api:
+            stored = Stored(api, VALIDATING_PATH)
+            service = {"name": "s", "namespace": "n", "port": 443}
+            stored.put(
+                {"metadata": {"name": "a"}, "webhooks": [{"name": "w", "clientConfig": {"service": service}}]}
+            )
+            await trust(api.client, VALIDATING, "a", "QQ==", "/p/t")
+            url = {"url": "https://h:1/old", "caBundle": "QQ=="}
+            stored.put({"metadata": {"name": "b"}, "webhooks": [{"name": "w", "clientConfig": url}]})
+            await trust(api.client, VALIDATING, "b", "QQ==", "/p/t")
+            both = {"url": "https://h:1/p/t", "caBundle": "QQ=="}
+            stored.put({"metadata": {"name": "c"}, "webhooks": [{"name": "w", "clientConfig": both}]})
+            await trust(api.client, VALIDATING, "c", "QQ==", "/p/t")
+            written = [body["webhooks"] for how, _, _, body in api.requests if how == "PATCH"]
+            assert written == [
+                [{"name": "w", "clientConfig": {"caBundle": "QQ==", "service": {"path": "/p/t"}}}],
+                [{"name": "w", "clientConfig": {"url": "https://h:1/p/t"}}],
+            ]
+
+    asyncio.run(run())
 
 
 def bundles(api: Api) -> list[list[bytes]]:

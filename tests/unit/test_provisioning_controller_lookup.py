@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import pytest
 
-from slurmlet.operators.provisioning.controller_lookup import BrokenLink, ControllerLookup, Link
+from slurmlet.operators.provisioning.controller_lookup import BrokenLink, Chain, ControllerLookup, Link
 from slurmlet.operators.provisioning.controller_spec import AddressFrom, ControllerSpec, SecretKey
 from slurmlet.operators.provisioning.workload_clients import WorkloadClients
 
@@ -63,5 +64,44 @@ def test_a_link_that_hangs_is_named_and_the_next_who_ask_are_not_held_by_who_gav
         waiting = asyncio.create_task(made.facts(SPEC, "x", ""))
         client.go.set()
         assert (await waiting).key == b"old"
+
+    asyncio.run(scenario())
+
+
+def test_a_controller_of_another_namespace_of_the_management_cluster_is_for_trusted_namespaces() -> None:
+    spec = ControllerSpec(slurm_cluster="hpc", in_management_cluster=True, namespace="slurm")
+
+    class Empty:
+        asked: ClassVar[list[str]] = []
+
+        async def get(self, path: str, **_: str) -> dict[str, Any]:
+            self.asked.append(path)
+            return {"items": []}
+
+    async def scenario() -> None:
+        client: Any = Empty()
+        made = ControllerLookup(client, WorkloadClients(client), ["trusted"])
+        with pytest.raises(
+            BrokenLink, match="of namespace tenant may not have a controller of namespace slurm"
+        ):
+            await made.facts(spec, "tenant", "")
+        with pytest.raises(BrokenLink, match="may not have"):
+            await made.address(spec, "tenant", "", Chain())
+        assert client.asked == []
+        for namespace in ("trusted", "slurm"):
+            with pytest.raises(BrokenLink) as broken:
+                await made.facts(spec, namespace, "")
+            assert broken.value.link is Link.STATEFUL_SET
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("name", ["x'; touch /tmp/x; '", "a b", "$(id)", ""])
+def test_what_is_no_address_reaches_no_script(name: str) -> None:
+    async def scenario() -> None:
+        client = Client()
+        client.go.set()
+        with pytest.raises(BrokenLink, match="neither an address nor a name"):
+            await lookup(client).facts(replace(SPEC, dns_name=name), "x", "")
 
     asyncio.run(scenario())

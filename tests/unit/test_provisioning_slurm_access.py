@@ -38,7 +38,7 @@ class Secrets:
 
 
 def connections(secrets: Secrets, directory: Path) -> SlurmConnections:
-    return SlurmConnections(secrets, directory)  # type: ignore[arg-type]
+    return SlurmConnections(secrets, directory, ["ns"])  # type: ignore[arg-type]
 
 
 def test_a_token_is_kept_from_others_and_replaced_with_its_secret(tmp_path: Path) -> None:

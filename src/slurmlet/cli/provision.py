@@ -42,6 +42,14 @@ namespace_option = click.option(
     default="",
     help="Namespace of the WorkerSets and SlurmClusters; all namespaces where it is not given.",
 )
+trusted_option = click.option(
+    "--trusted-namespace",
+    "trusted",
+    metavar="NAME",
+    multiple=True,
+    show_default="that of the credentials, and --namespace",
+    help="Namespace whose SlurmClusters may use Slurm of this host and controllers elsewhere; may be given several times.",
+)
 
 
 class _Group(click.Group):
@@ -64,6 +72,7 @@ def command() -> None:
 @command.command()
 @kubeconfig_option
 @namespace_option
+@trusted_option
 @click.option(
     "--without",
     metavar="PART",
@@ -141,6 +150,7 @@ def command() -> None:
 def run(
     kubeconfig: str | None,
     namespace: str,
+    trusted: tuple[str, ...],
     without: tuple[str, ...],
     interval_s: float,
     metrics_address: str,
@@ -158,14 +168,16 @@ def run(
 
     credentials = _credentials(kubeconfig)
     home = lease_namespace or credentials.namespace or "default"
+    trusting = frozenset({home, namespace, *trusted} - {""})
     settings = OperatorSettings(
         namespace=namespace,
+        trusted=trusting,
         parts=chosen_parts(without),
         interval_s=interval_s,
         metrics_address=metrics_address,
         metrics_port=metrics_port,
         lease_namespace=home,
-        webhooks=_webhook_settings(home, namespace, **webhooks),
+        webhooks=_webhook_settings(home, namespace, trusting, **webhooks),
     )
     sys.exit(operator_process.run(settings, credentials))
 
@@ -173,15 +185,16 @@ def run(
 @command.command()
 @kubeconfig_option
 @namespace_option
+@trusted_option
 @output_option
-def plan(kubeconfig: str | None, namespace: str, output: str) -> None:
+def plan(kubeconfig: str | None, namespace: str, trusted: tuple[str, ...], output: str) -> None:
     """Print what the autoscaler would do now, and why; nothing is changed."""
     from slurmlet.operators.provisioning import status_view
 
     async def read(client: ApiClient, source: SlurmSource) -> list[status_view.ClusterPlan]:
         return await status_view.read_plan(client, source, time.time(), namespace)
 
-    plans = _asked(kubeconfig, read)
+    plans = _asked(kubeconfig, read, (namespace, *trusted))
     if output == "json":
         console.emit_json(status_view.as_json(plans))
         return
@@ -203,15 +216,16 @@ def plan(kubeconfig: str | None, namespace: str, output: str) -> None:
 @command.command()
 @kubeconfig_option
 @namespace_option
+@trusted_option
 @output_option
-def status(kubeconfig: str | None, namespace: str, output: str) -> None:
+def status(kubeconfig: str | None, namespace: str, trusted: tuple[str, ...], output: str) -> None:
     """Show machines and their Slurm state side by side, waiting jobs and the last decisions."""
     from slurmlet.operators.provisioning import status_view
 
     async def read(client: ApiClient, source: SlurmSource) -> list[status_view.ClusterView]:
         return await status_view.read_status(client, source, namespace)
 
-    views = _asked(kubeconfig, read)
+    views = _asked(kubeconfig, read, (namespace, *trusted))
     if output == "json":
         console.emit_json(status_view.as_json(views))
         return
@@ -281,7 +295,11 @@ def _power(hostlist: str, kubeconfig: str | None, namespace: str, *, on: bool) -
         console.say(text)
 
 
-def _asked(kubeconfig: str | None, work: Callable[[ApiClient, SlurmSource], Awaitable[_T]]) -> _T:
+def _asked(
+    kubeconfig: str | None,
+    work: Callable[[ApiClient, SlurmSource], Awaitable[_T]],
+    trusted: tuple[str, ...] = (),
+) -> _T:
     """Do something with the API server and Slurm, and close both."""
     import tempfile
 
@@ -290,8 +308,11 @@ def _asked(kubeconfig: str | None, work: Callable[[ApiClient, SlurmSource], Awai
 
     async def go() -> Any:
         with tempfile.TemporaryDirectory(prefix="slurmlet-provision-") as directory:
-            async with ApiClient(_credentials(kubeconfig)) as client:
-                connections = SlurmConnections(client, Path(directory))
+            credentials = _credentials(kubeconfig)
+            async with ApiClient(credentials) as client:
+                connections = SlurmConnections(
+                    client, Path(directory), (credentials.namespace, *filter(None, trusted))
+                )
                 try:
                     return await work(client, connections)
                 finally:
@@ -316,6 +337,7 @@ def _credentials(kubeconfig: str | None) -> Credentials:
 def _webhook_settings(
     home: str,
     watched: str,
+    trusted: frozenset[str],
     webhook_port: int,
     webhook_address: str,
     webhook_name: tuple[str, ...],
@@ -330,6 +352,7 @@ def _webhook_settings(
     return WebhookSettings(
         namespace=home,
         watched=watched,
+        trusted=trusted,
         address=webhook_address,
         port=webhook_port,
         names=webhook_name,

@@ -1,18 +1,20 @@
 """An admission webhook server: AdmissionReview v1 in and out, over TLS, for validating and mutating webhooks.
 
 A handler that fails or takes too long is an HTTP error: whether the request is let through then is for the configuration's
-failurePolicy to say, never for this server. Nothing a caller sends is trusted beyond its shape; the configuration should
-name a path that is used by nobody else.
+failurePolicy to say, never for this server. Nothing a caller sends is trusted beyond its shape. An API server does not say
+who it is: where an answer is not for everybody who reaches the port, the path ends in a token that only the configuration
+and the server know.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import hmac
 import json
 import logging
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,17 +64,27 @@ def denied(message: str, code: int = 403) -> Verdict:
 
 
 class WebhookServer:
-    """Handlers by path. The context may be changed under it (webhook_certificates)."""
+    """Handlers by path. The context may be changed under it (webhook_certificates).
 
-    def __init__(self, handlers: Mapping[str, Handler], *, timeout_s: float = _TIMEOUT_S) -> None:
-        self._handlers, self._timeout_s = dict(handlers), timeout_s
+    `tokens`: those that are good now, of which one must follow the path; None: the path alone is enough.
+    """
+
+    def __init__(
+        self,
+        handlers: Mapping[str, Handler],
+        *,
+        tokens: Callable[[], Collection[str]] | None = None,
+        timeout_s: float = _TIMEOUT_S,
+    ) -> None:
+        self._handlers, self._tokens, self._timeout_s = dict(handlers), tokens, timeout_s
         self._runner: web.AppRunner | None = None
 
     async def start(self, host: str, port: int, context: ssl.SSLContext) -> int:
         """Returns the port, for who asked for any."""
         app = web.Application(client_max_size=_BODY_LIMIT_BYTES)
         for path, handler in self._handlers.items():
-            app.router.add_post(path, self._route(path, handler))
+            served = path if self._tokens is None else f"{path}/{{token}}"
+            app.router.add_post(served, self._route(path, handler))
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=self._timeout_s)
         await self._runner.setup()
         await web.TCPSite(self._runner, host, port, ssl_context=context).start()
@@ -83,8 +95,16 @@ class WebhookServer:
         if self._runner is not None:
             await self._runner.cleanup()
 
+    def _admits(self, given: str) -> bool:
+        """In a time that does not tell how much of a token was right."""
+        if self._tokens is None:
+            return True
+        return any(hmac.compare_digest(given.encode(), good.encode()) for good in self._tokens() if good)
+
     def _route(self, path: str, handler: Handler) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def answer(request: web.Request) -> web.Response:
+            if not self._admits(request.match_info.get("token", "")):
+                return web.Response(status=404)
             # aiohttp answers 413 by itself where the body is beyond the limit.
             raw = await request.read()
             try:

@@ -16,6 +16,7 @@ import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -129,15 +130,30 @@ class WebhookCertificates:
                     await asyncio.sleep(self._retry_s)
 
 
-async def trust(client: ApiClient, kind: str, name: str, bundle: str) -> None:
-    """Write the caBundle (base64 of PEM) of every webhook of a configuration where it says something else."""
-    path = f"{_CONFIGURATIONS}/{kind}/{name}"
-    webhooks: list[dict[str, Any]] = (await client.get(path)).get("webhooks") or []
-    stale = [one["name"] for one in webhooks if one["clientConfig"].get("caBundle") != bundle]
-    if stale:
-        # Merged by name: rules and webhooks that somebody else changes meanwhile stay theirs.
-        change = [{"name": name, "clientConfig": {"caBundle": bundle}} for name in stale]
-        await client.patch(path, {"webhooks": change}, STRATEGIC)
+async def trust(client: ApiClient, kind: str, name: str, bundle: str = "", path: str = "") -> None:
+    """Write caBundle (base64 of PEM) and path of every webhook of a configuration where they say something else.
+
+    Both at once: the API server never calls a new path with an old trust. Empty: it is left as it is.
+    """
+    url = f"{_CONFIGURATIONS}/{kind}/{name}"
+    webhooks: list[dict[str, Any]] = (await client.get(url)).get("webhooks") or []
+    changes = [(one["name"], _changes(one["clientConfig"], bundle, path)) for one in webhooks]
+    # Merged by name: rules and webhooks that somebody else changes meanwhile stay theirs.
+    change = [{"name": hook, "clientConfig": config} for hook, config in changes if config]
+    if change:
+        await client.patch(url, {"webhooks": change}, STRATEGIC)
+
+
+def _changes(config: dict[str, Any], bundle: str, path: str) -> dict[str, Any]:
+    changes: dict[str, Any] = {}
+    if bundle and config.get("caBundle") != bundle:
+        changes["caBundle"] = bundle
+    if path and config.get("url"):
+        url = urlsplit(config["url"])._replace(path=path).geturl()
+        changes |= {"url": url} if url != config["url"] else {}
+    elif path and config["service"].get("path") != path:
+        changes["service"] = {"path": path}
+    return changes
 
 
 def _name(text: str) -> x509.Name:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -33,6 +34,7 @@ _INSTANCE = "app.kubernetes.io/instance"
 _ACTIVE = "controller.slinky.slurm.net/active"
 _PORT_NAME, _SLURMCTLD_PORT = "slurmctld", 6817
 _KEY = "slurm.key"
+_ADDRESS = re.compile(r"[A-Za-z0-9._:-]+")
 LOOKUP_TIMEOUT_S = 20.0
 
 
@@ -101,12 +103,13 @@ class _Flight:
 class ControllerLookup:
     """Nothing is remembered between two lookups but connections: an answer is never older than its question.
 
+    `trusted`: namespaces whose SlurmClusters may have a controller in another namespace of the management cluster.
     A burst of machines asks the same thing a hundred times. Those who ask while a lookup is under way get the next one,
     all together.
     """
 
-    def __init__(self, client: ApiClient, workload: WorkloadClients) -> None:
-        self._client, self._workload = client, workload
+    def __init__(self, client: ApiClient, workload: WorkloadClients, trusted: Collection[str] = ()) -> None:
+        self._client, self._workload, self._trusted = client, workload, frozenset(trusted)
         self._next: dict[str, _Flight] = {}
         self._turns: dict[str, asyncio.Lock] = {}
 
@@ -158,6 +161,9 @@ class ControllerLookup:
         if spec.key is not None:
             chain.at(Link.KEY)
             key = await _secret_value(self._client, namespace, spec.key)
+        if not _ADDRESS.fullmatch(address):
+            # A script on the worker holds it, in quotes.
+            raise BrokenLink(chain.link, f"{address!r} is neither an address nor a name of a host")
         return ControllerFacts(address, port, key)
 
     async def address(
@@ -178,6 +184,13 @@ class ControllerLookup:
                 hint="Set spec.controller.namespace, or address.dnsName and keySecretRef.",
             )
         if spec.in_management_cluster:
+            if namespace not in {spec.namespace, *self._trusted}:
+                # The key that is found goes to the author of the SlurmCluster; the right to read it is only ours.
+                raise BrokenLink(
+                    Link.SLURM_CLUSTER,
+                    f"one of namespace {namespace} may not have a controller of namespace {spec.namespace}",
+                    hint="An administrator allows it with --trusted-namespace (chart: trustedNamespaces).",
+                )
             chain.at(Link.WORKLOAD)
             return self._client
         chain.at(Link.KUBECONFIG)

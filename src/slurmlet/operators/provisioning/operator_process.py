@@ -199,7 +199,7 @@ async def serve(settings: OperatorSettings, credentials: Credentials) -> None:
     metrics = ProvisioningMetrics()
     with tempfile.TemporaryDirectory(prefix="slurmlet-provision-") as directory:
         async with ApiClient(credentials) as client:
-            connections = SlurmConnections(client, Path(directory))
+            connections = SlurmConnections(client, Path(directory), settings.trusted)
             events = EventRecorder(client, settings.own_name)
             provider = ProviderParts(client, events, settings.webhooks, settings.parts)
             metrics.sources.append(provider.families)

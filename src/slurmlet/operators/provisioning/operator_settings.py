@@ -20,6 +20,8 @@ PARTS = (*LEADING_PARTS, *PROVIDER_PARTS)
 class OperatorSettings:
     namespace: str = ""  # whose WorkerSets and SlurmClusters are looked after; "": all
     parts: frozenset[str] = frozenset(PARTS)
+    # Namespaces whose SlurmClusters may use the Slurm of the operator's own host: its commands and sockets.
+    trusted: frozenset[str] = frozenset()
     # How often the queue is looked at, in seconds: each look asks slurmctld for all jobs and all nodes.
     interval_s: float = 15.0
     metrics_address: str = "127.0.0.1"

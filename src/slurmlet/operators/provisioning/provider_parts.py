@@ -29,7 +29,6 @@ from slurmlet.operators.provisioning.scaling_webhook import PATH as SCALING_PATH
 from slurmlet.operators.provisioning.scaling_webhook import MirrorController, ScalingWebhook
 from slurmlet.operators.provisioning.stored_certificates import (
     MountedCertificates,
-    ServerCertificates,
     StoredCertificates,
 )
 from slurmlet.operators.provisioning.webhook_service import (
@@ -52,6 +51,8 @@ class WebhookSettings:
 
     namespace: str = "default"  # the operator's own, with its certificate and the Scaling Webhook's ConfigMap
     watched: str = ""  # the only namespace whose machines are bootstrapped; "": all
+    # Those whose SlurmClusters may have a controller in another namespace of the management cluster.
+    trusted: frozenset[str] = frozenset()
     address: str = "0.0.0.0"
     port: int = 0
     names: tuple[str, ...] = ()
@@ -68,7 +69,7 @@ class ProviderParts:
     ) -> None:
         self._client, self._events, self._settings, self._parts = client, events, settings, parts
         self._workload = WorkloadClients(client)
-        self._lookup = ControllerLookup(client, self._workload)
+        self._lookup = ControllerLookup(client, self._workload, settings.trusted)
         self._injection = injection_webhook.InjectionWebhook(
             MetadataChain(client), self._lookup, events,
             injection_webhook.InjectionSettings(fail_open=settings.injection_fail_open),
@@ -120,16 +121,12 @@ class ProviderParts:
 
     def _made_service(self) -> WebhookService:
         settings = self._settings
-        certificates: ServerCertificates
-        if settings.certificates is not None:
-            certificates = MountedCertificates(settings.certificates)
-        else:
-            configurations = (INJECTION_CONFIGURATION, SCALING_CONFIGURATION)
-            self._stored = StoredCertificates(
-                self._client, settings.namespace, settings.names, configurations
-            )
-            certificates = self._stored
-        return WebhookService(self._handlers(), certificates, settings.address, settings.port)
+        mounted = MountedCertificates(settings.certificates) if settings.certificates is not None else None
+        configurations = (INJECTION_CONFIGURATION, SCALING_CONFIGURATION)
+        self._stored = StoredCertificates(
+            self._client, settings.namespace, settings.names, configurations, bundles=mounted is None
+        )
+        return WebhookService(self._handlers(), self._stored, settings.address, settings.port, mounted)
 
     async def _bootstrap(self, kind: str) -> None:
         discovery = Discovery(self._client)

@@ -2,6 +2,9 @@
 
 A connection is kept as long as its object (and the Secrets it names) stay as they are. A token goes from the Secret into a
 file that only this process reads: the REST client reads it again for each request, so a renewed one is used at once.
+
+Whoever may make SlurmClusters in some namespace is not thereby an administrator of the Slurm that this process can reach by
+itself: commands, configuration files and sockets of its host are for namespaces that its own administrator named.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import json
 import os
 import pwd
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -90,10 +93,13 @@ class SlurmLooks:
 
 
 class SlurmConnections:
-    """Connections by SlurmCluster. `directory`: for tokens; private to this process."""
+    """Connections by SlurmCluster. `directory`: for tokens; private to this process.
 
-    def __init__(self, client: ApiClient, directory: Path) -> None:
-        self._client, self._directory = client, directory
+    `trusted`: namespaces whose SlurmClusters may use what this process itself has: its commands, its host's sockets.
+    """
+
+    def __init__(self, client: ApiClient, directory: Path, trusted: Collection[str] = ()) -> None:
+        self._client, self._directory, self._trusted = client, directory, frozenset(trusted)
         self._open: dict[str, tuple[str, SlurmAdmin]] = {}
         self._turns: dict[str, asyncio.Lock] = {}
 
@@ -121,6 +127,12 @@ class SlurmConnections:
         self._open.clear()
 
     async def _connection(self, key: str, namespace: str, spec: Obj) -> Connection:
+        if "rest" not in spec and namespace not in self._trusted:
+            raise SlurmError(
+                f"SlurmClusters of namespace {namespace} may be reached by spec.connection.rest only",
+                reason="NamespaceNotTrusted",
+                hint="An administrator allows commands and socket with --trusted-namespace (chart: trustedNamespaces).",
+            )
         if "socket" in spec:
             return Connection(kind=REST, socket=Path(spec["socket"]["path"]), user=_own_name())
         if "rest" not in spec:

@@ -8,30 +8,49 @@ from collections.abc import Mapping
 
 from slurmlet.kube.webhook import Handler, WebhookServer
 from slurmlet.kube.webhook_certificates import MUTATING, VALIDATING
-from slurmlet.operators.provisioning.stored_certificates import ServerCertificates
+from slurmlet.operators.provisioning.injection.injection_webhook import PATH as INJECTION_PATH
+from slurmlet.operators.provisioning.scaling_webhook import PATH as SCALING_PATH
+from slurmlet.operators.provisioning.stored_certificates import (
+    Called,
+    MountedCertificates,
+    StoredCertificates,
+)
 
 log = logging.getLogger(__name__)
 # As the manifests name them.
-INJECTION_CONFIGURATION = (MUTATING, "slurmlet-provision-injection")
-SCALING_CONFIGURATION = (VALIDATING, "slurmlet-provision-scaling")
+INJECTION_CONFIGURATION = Called(MUTATING, "slurmlet-provision-injection", INJECTION_PATH)
+SCALING_CONFIGURATION = Called(VALIDATING, "slurmlet-provision-scaling", SCALING_PATH)
 
 
 class WebhookService:
-    """`handlers` by path. `port` is the one that was asked for, and once `ready` is set the one that is served."""
+    """`handlers` by path, to which one of `stored`'s tokens is added. `mounted`: the certificate that is shown instead.
+
+    `port` is the one that was asked for, and once `ready` is set the one that is served.
+    """
 
     def __init__(
-        self, handlers: Mapping[str, Handler], certificates: ServerCertificates, address: str, port: int
+        self,
+        handlers: Mapping[str, Handler],
+        stored: StoredCertificates,
+        address: str,
+        port: int,
+        mounted: MountedCertificates | None = None,
     ) -> None:
-        self._server, self._certificates, self._address = WebhookServer(handlers), certificates, address
+        self._server = WebhookServer(handlers, tokens=lambda: stored.tokens)
+        self._stored, self._shown, self._address = stored, mounted or stored, address
         self.port, self.ready = port, asyncio.Event()
 
     async def run(self) -> None:
         """Until it is cancelled."""
-        await self._certificates.prepare()
-        self.port = await self._server.start(self._address, self.port, self._certificates.context)
+        await self._shown.prepare()
+        await self._stored.prepare()
+        self.port = await self._server.start(self._address, self.port, self._shown.context)
         log.info("webhooks on %s port %d", self._address, self.port)
         self.ready.set()
         try:
-            await self._certificates.follow()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._stored.follow(), name="webhook secret")
+                if self._shown is not self._stored:
+                    tasks.create_task(self._shown.follow(), name="mounted certificates")
         finally:
             await self._server.stop()

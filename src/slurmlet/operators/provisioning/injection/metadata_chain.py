@@ -81,7 +81,12 @@ class MetadataChain:
             raise BrokenLink(
                 Link.TEMPLATE, f"Metal3Data {namespace}/{data['metadata']['name']} names no template"
             )
-        return await self._metal3("Metal3DataTemplate", ref["name"], ref.get("namespace") or namespace)
+        if ref.get("namespace") not in (None, "", namespace):
+            # Metal3 itself took that field back in v1beta2. Who may make Metal3Data in one namespace gets no key of another.
+            raise BrokenLink(
+                Link.TEMPLATE, f"{ref['namespace']}/{ref['name']} is not in namespace {namespace}"
+            )
+        return await self._metal3("Metal3DataTemplate", ref["name"], namespace)
 
     async def _metal3(self, kind: str, name: str, namespace: str) -> Obj:
         resource = await self._discovery.resource(kind, METAL3_GROUP)
