@@ -216,3 +216,15 @@ def test_metadata_that_were_not_injected_are_told_before_anything_is_installed(t
     ran = run_join(tmp_path, text, "CI_MISSING_JINJA_VAR/slurm_conf_server")
     assert ran.returncode == 1
     assert "did the Injection Webhook see them?" in ran.stderr
+
+
+@pytest.mark.parametrize("held", [b"{{ 1 }}", b"{% raw", b"$6${# #}", b"a\nruncmd: [id]", b"", b"\xff"])
+def test_a_secret_of_somebody_else_becomes_no_template_of_a_workers_user_data(held: bytes) -> None:
+    ref = {"secret": {"name": "s", "key": "k"}}
+    for spec in (
+        {"users": [{"name": "u", "passwdFrom": ref}]},
+        {"files": [{"path": "/x", "contentFrom": ref, "encoding": "base64"}]},
+    ):
+        if held or "users" in spec:
+            with pytest.raises(UserError, match=r"holds no password hash|does not hold base64"):
+                bootstrap_data(WORKER, spec, "m", {SecretKey("s", "k"): held})

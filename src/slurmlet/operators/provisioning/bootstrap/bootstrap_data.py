@@ -7,6 +7,7 @@ and commands are jinja templates against the metadata, as in the thesis; what co
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,6 +32,8 @@ WORKER, VIRTUAL_KUBELET = "SlurmWorkerConfig", "VirtualKubeletConfig"
 _SENTINEL = "mkdir -p /run/cluster-api && echo success > /run/cluster-api/bootstrap-success.complete"
 # cloud-init leaves the metadata, and so the key, where every user of the machine can read them; it writes them at each boot.
 _HIDDEN = "chmod 0600 /run/cloud-init/instance-data.json || true"
+# As crypt(3) writes them: printable, without colons, and without what would be a template of jinja's.
+_HASH = re.compile(rb"[!-9;-z|~]+")
 _USER_FIELDS = {
     "name": "name",
     "gecos": "gecos",
@@ -141,9 +144,12 @@ def _encoded(value: bytes, encoding: str | None, path: str) -> Obj:
     if encoding is None or encoding == "gzip":
         return {**_data(value), "encoding": "b64" if encoding is None else "gzip+base64"}
     try:
-        return {"content": "".join(value.decode("ascii").split()), "encoding": encoding}
-    except UnicodeDecodeError as error:
+        text = "".join(value.decode("ascii").split())
+        # Whatever else it were, jinja might take it for a template.
+        base64.b64decode(text, validate=True)
+    except ValueError as error:
         raise UserError(f"file {path}: its Secret does not hold {encoding}") from error
+    return {"content": text, "encoding": encoding}
 
 
 def _data(value: bytes) -> Obj:
@@ -156,12 +162,13 @@ def _user(given: Mapping[str, Any], secrets: Mapping[SecretKey, bytes]) -> Obj:
         user["inactive"] = "0"  # days after which an unused password is locked; cloud-init has no plain yes
     ref = (given.get("passwdFrom") or {}).get("secret")
     if ref:
-        try:
-            user["passwd"] = secrets[SecretKey(ref["name"], ref["key"])].decode().strip()
-        except UnicodeDecodeError as error:
+        password = secrets[SecretKey(ref["name"], ref["key"])].strip()
+        if not _HASH.fullmatch(password):
             raise UserError(
-                f"user {given['name']}: the password in Secret {ref['name']} is not text"
-            ) from error
+                f"user {given['name']}: Secret {ref['name']} holds no password hash",
+                hint="Make one with: openssl passwd -6",
+            )
+        user["passwd"] = password.decode("ascii")
     return user
 
 
