@@ -206,7 +206,9 @@ def test_a_pair_that_cannot_be_used_is_made_anew_and_an_old_one_replaced(api_pla
     run(api_plane, scenario)
 
 
-def test_the_token_of_a_rotation_that_was_cut_short_is_taken_back(api_plane: ControlPlane) -> None:
+def test_a_token_of_a_rotation_that_was_cut_short_is_taken_back_and_a_deleted_one_replaced(
+    api_plane: ControlPlane,
+) -> None:
     async def scenario(client: ApiClient) -> None:
         place = await site(client, api_plane, f"cut-{next(_numbers)}")
         one = StoredCertificates(client, place.home, ["127.0.0.1"], [], settle_s=0.0, look_s=0.05)
@@ -220,6 +222,10 @@ def test_the_token_of_a_rotation_that_was_cut_short_is_taken_back(api_plane: Con
                 await asyncio.sleep(0.05)
             async with running(one.keep()):
                 while one.tokens != (token,):
+                    await asyncio.sleep(0.05)
+                # Deleted by who thinks that it is known.
+                await client.delete(path, {})
+                while one.tokens == (token,):
                     await asyncio.sleep(0.05)
         # One that could be guessed is none.
         await client.patch(path, {"data": {"path-tokens": b64("short")}})
