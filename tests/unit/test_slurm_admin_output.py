@@ -216,6 +216,8 @@ def test_values_of_slurmrestd_that_only_administrators_look_at() -> None:
 
 def by_commands(monkeypatch: pytest.MonkeyPatch, code: int, said: str) -> CommandAdmin:
     def run(argv: Any, **_: Any) -> Completed:
+        if tuple(argv[:3]) == ("scontrol", "--oneliner", "show"):
+            return Completed(tuple(argv), 0, "NodeName=w1 State=IDLE+DYNAMIC_NORM", "")
         return Completed(tuple(argv), code, "", said)
 
     monkeypatch.setattr(admin_commands, "run", run)
@@ -292,6 +294,7 @@ def test_changes_of_a_node_through_slurmrestd(monkeypatch: pytest.MonkeyPatch) -
         'POST /slurm/v0.0.42/node/w1 {"state": ["DRAIN"], "reason": "why"}',
         'POST /slurm/v0.0.42/node/w1 {"state": ["UNDRAIN"], "reason": ""}',
         'POST /slurm/v0.0.42/node/w1 {"address": ["10.0.0.1"]}',
+        "GET /slurm/v0.0.42/node/w1",
         "DELETE /slurm/v0.0.42/node/w1",
     ]
 
@@ -317,7 +320,11 @@ def test_why_a_record_is_not_deleted_through_slurmrestd(
             found.append((error.reason, error.transient))
 
     errors = [{"error_number": number, "error": said}]
-    asyncio.run(with_slurmrestd(lambda _: (500, {"errors": errors}), work))
+
+    def answer(request: web.Request) -> tuple[int, Any]:
+        return (500, {"errors": errors}) if request.method == "DELETE" else (200, {"nodes": []})
+
+    asyncio.run(with_slurmrestd(answer, work))
     assert found == ([told] if told else [])
 
 
@@ -359,6 +366,32 @@ def test_changes_of_a_node_are_single_words_of_scontrol(monkeypatch: pytest.Monk
         (*update, "nodeaddr=10.0.0.1"),
         (*update, "state=power_up"),
         (*update, "state=power_down"),
+        ("scontrol", "--oneliner", "show", "node", "w1"),
         ("scontrol", "delete", "nodename=w1"),
     ]
     assert asked[-1][:4] == ("squeue", "--noheader", "--all", "-O")
+
+
+def test_a_node_of_the_configuration_is_kept_from_a_slurm_that_would_delete_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """22.05 and 23.02 do."""
+    asked: list[tuple[str, ...]] = []
+
+    def run(argv: Any, **_: Any) -> Completed:
+        asked.append(tuple(argv))
+        return Completed(tuple(argv), 0, "NodeName=c1 State=IDLE", "")
+
+    monkeypatch.setattr(admin_commands, "run", run)
+    with pytest.raises(SlurmError, match="not dynamic") as caught:
+        asyncio.run(CommandAdmin({}).delete("c1"))
+    assert not caught.value.transient
+    assert not [argv for argv in asked if "delete" in argv]
+
+
+def test_a_node_that_is_not_there_need_not_be_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(argv: Any, **_: Any) -> Completed:
+        return Completed(tuple(argv), 1, "Node w9 not found", "")
+
+    monkeypatch.setattr(admin_commands, "run", run)
+    asyncio.run(CommandAdmin({}).delete("w9"))

@@ -77,6 +77,10 @@ class CommandAdmin:
         _good(await self._do(self._run, argv, self._environment))
 
     def _delete(self, name: str) -> None:
+        shown = self._run(["scontrol", "--oneliner", "show", "node", name], self._asking)
+        if not shown.ok and any(words in f"{shown.stdout}{shown.stderr}".lower() for words in _NOT_KNOWN):
+            return
+        check_deletable(admin_output.parse_workers(_good(shown).stdout))
         done = self._run(["scontrol", "delete", f"nodename={name}"], self._environment)
         said = f"{done.stdout}{done.stderr}".lower()
         if not done.ok and not any(words in said for words in _NOT_KNOWN):
@@ -89,6 +93,14 @@ class CommandAdmin:
             raise SlurmError(
                 error.message, said=error.stderr, reason="SlurmUnavailable", transient=True
             ) from error
+
+
+def check_deletable(found: Sequence[WorkerNode]) -> None:
+    """Raises SlurmError for a node of slurm.conf. Slurm itself refuses from 23.11 on; before, it deleted them too."""
+    for one in found:
+        if not one.dynamic:
+            said = f"node {one.name} is not dynamic: it is in slurm.conf"
+            raise SlurmError(said, said=said)
 
 
 def _good(done: Completed) -> Completed:

@@ -43,7 +43,8 @@ def _job(raw: dict[str, str]) -> QueuedJob:
     state = base_state(raw["State"])
     reason = _plain(raw["Reason"])
     tres = parse_tres(raw["tres-alloc"])
-    nodes = max(1, _int(raw["NumNodes"]))
+    # Of a job that waits, 22.05 prints the most that it takes there; what it needs is in the sum.
+    nodes = max(1, tres.get("node") or _int(raw["NumNodes"]))
     tasks, at_once = array_tasks(raw["ArrayTaskID"])
     memory_mb, each_mb = tres.get("mem", 0), megabytes(raw["MinMemory"])
     priority = _int(raw["PriorityLong"])

@@ -8,6 +8,7 @@ from urllib.parse import quote
 from slurmlet.base.errors import SlurmError
 from slurmlet.model.slurm_admin_values import QueuedJob, WorkerNode
 from slurmlet.slurm import admin_rest_values
+from slurmlet.slurm.admin_commands import check_deletable
 from slurmlet.slurm.connection import Connection
 from slurmlet.slurm.rest_client import RestClient
 
@@ -39,6 +40,8 @@ class RestAdmin:
         await self._update(name, {"state": ["UNDRAIN"], "reason": ""})
 
     async def delete(self, name: str) -> None:
+        found = await self._client.ask("GET", "slurm", _path(name), harmless=(_UNKNOWN_NODE,))
+        check_deletable(admin_rest_values.workers(found))
         try:
             await self._client.ask("DELETE", "slurm", _path(name), harmless=(_UNKNOWN_NODE,))
         except SlurmError as error:
