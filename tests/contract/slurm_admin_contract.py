@@ -35,6 +35,9 @@ class Rig(Protocol):
 
     async def started(self, job_id: JobId) -> QueuedJob: ...
 
+    async def limit(self, partition: str, nodes: int | None) -> None:
+        """MaxNodes of a partition; None: no limit."""
+
     async def end(self, job_id: JobId) -> None: ...
 
 
@@ -202,12 +205,20 @@ async def an_address_can_be_corrected(rig: Rig) -> None:
     assert told == address
 
 
+async def the_most_nodes_of_a_job_are_told_by_partition(rig: Rig) -> None:
+    assert await rig.admin.partition_limits() == {}
+    await rig.limit("short", 2)
+    told = await rig.admin.partition_limits()
+    await rig.limit("short", None)
+    assert told == {"short": 2}
+
+
 async def nobody_answers(rig: Rig) -> None:
     """While slurmctld is away: nothing is empty, nothing was refused for good."""
     admin = rig.admin
     works = {
-        "queue": admin.queue(), "workers": admin.workers(), "drain": admin.drain("c1", REASON),
-        "resume": admin.resume("c1"), "delete": admin.delete(NOBODY),
+        "queue": admin.queue(), "workers": admin.workers(), "limits": admin.partition_limits(),
+        "drain": admin.drain("c1", REASON), "resume": admin.resume("c1"), "delete": admin.delete(NOBODY),
     }  # fmt: skip
     errors = await asyncio.gather(*(refused(work) for work in works.values()))
     told = {name: (error.transient, error.reason) for name, error in zip(works, errors, strict=True)}
@@ -222,6 +233,7 @@ CASES: dict[str, Callable[[Rig], Awaitable[None]]] = {
         a_running_job_and_its_node_name_each_other, nodes_tell_what_they_have, a_drain_lets_a_running_job_go_on,
         a_node_of_the_configuration_cannot_be_deleted, what_is_not_there_is_deleted_already,
         what_is_not_there_cannot_be_changed, an_address_can_be_corrected,
+        the_most_nodes_of_a_job_are_told_by_partition,
     )
 }  # fmt: skip
 AWAY_CASES: dict[str, Callable[[Rig], Awaitable[None]]] = {nobody_answers.__name__: nobody_answers}
@@ -247,6 +259,10 @@ class RealRig:
 
         await until(runs)
         return await job_of(self, job_id)
+
+    async def limit(self, partition: str, nodes: int | None) -> None:
+        words = [f"partitionname={partition}", f"maxnodes={'UNLIMITED' if nodes is None else nodes}"]
+        await asyncio.to_thread(subprocess.run, ["scontrol", "update", *words], check=True, timeout=30)
 
     async def end(self, job_id: JobId) -> None:
         await asyncio.to_thread(subprocess.run, ["scancel", job_id], check=True, timeout=30)

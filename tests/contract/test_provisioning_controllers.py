@@ -446,6 +446,22 @@ def test_a_paused_set_says_what_it_would_do(plane: ControlPlane) -> None:
     run(plane, scenario, paused=True)
 
 
+def test_a_job_over_its_partitions_limit_on_nodes_makes_no_machine(plane: ControlPlane) -> None:
+    """To Slurm it looks as if nodes were missing."""
+
+    async def scenario(rig: Rig) -> None:
+        rig.slurm.limits = {"batch": 2}
+        rig.slurm.submit(nodes_min=3, reason="PartitionNodeLimit")
+        rig.slurm.submit(nodes_min=1)
+
+        async def one_made() -> bool:
+            return (await rig.status()).get("desired") == 1 and len(await rig.capi.machines()) == 1
+
+        await until(one_made)
+
+    run(plane, scenario)
+
+
 def test_power_saving_makes_the_machines_that_slurm_asks_for_and_gives_them_names(
     plane: ControlPlane,
 ) -> None:

@@ -29,6 +29,9 @@ class FakeRig:
         self.admin.start(job_id, [(await job_of(self, job_id)).required_nodes])
         return await job_of(self, job_id)
 
+    async def limit(self, partition: str, nodes: int | None) -> None:
+        self.admin.limits = {} if nodes is None else {partition: nodes}
+
     async def end(self, job_id: JobId) -> None:
         self.admin.finish(job_id)
 
@@ -41,5 +44,7 @@ def test_the_fake_keeps_the_contract(case: str) -> None:
 @pytest.mark.parametrize("case", AWAY_CASES)
 def test_nobody_answers(case: str) -> None:
     rig = FakeRig()
-    rig.admin.hooks = dict.fromkeys(("queue", "workers", "drain", "resume", "delete"), away)
+    rig.admin.hooks = dict.fromkeys(
+        ("queue", "workers", "partition_limits", "drain", "resume", "delete"), away
+    )
     asyncio.run(AWAY_CASES[case](rig))

@@ -187,6 +187,21 @@ def test_answers_of_every_recorded_slurmrestd(parser: str) -> None:
     assert nodes["c1"].partitions == {"batch", "short"}
 
 
+def test_limits_of_partitions_as_scontrol_and_slurmrestd_write_them() -> None:
+    text = (
+        "PartitionName=batch AllowGroups=ALL MaxNodes=UNLIMITED MinNodes=0\n"
+        "PartitionName=short AllowGroups=ALL MaxNodes=2 MaxTime=00:10:00 MinNodes=0\n"
+    )
+    assert admin_output.parse_partition_limits(text) == {"short": 2}
+    named = [{"name": "short", "maximums": {"nodes": {"set": True, "infinite": False, "number": 2}}}]
+    assert admin_rest_values.partition_limits({"partitions": named}) == {"short": 2}
+    assert admin_rest_values.partition_limits(
+        {"partitions": [{"name": "short", "maximum_nodes_per_job": 2}]}
+    ) == {"short": 2}
+    for parser in RECORDED:
+        assert admin_rest_values.partition_limits(body(parser, "partitions")) == {}
+
+
 def test_values_of_slurmrestd_that_only_administrators_look_at() -> None:
     def some(number: int) -> dict[str, Any]:
         return {"set": True, "infinite": False, "number": number}

@@ -36,6 +36,9 @@ class CommandAdmin:
     async def workers(self) -> list[WorkerNode]:
         return await self._do(self._workers)
 
+    async def partition_limits(self) -> dict[str, int]:
+        return await self._do(self._partition_limits)
+
     async def drain(self, name: str, reason: str) -> None:
         await self._update(name, "state=drain", f"reason={reason}")
 
@@ -71,6 +74,10 @@ class CommandAdmin:
         if not done.ok and "no nodes in the system" in f"{done.stdout}{done.stderr}".lower():
             return []
         return admin_output.parse_workers(_good(done).stdout)
+
+    def _partition_limits(self) -> dict[str, int]:
+        argv = ["scontrol", "--oneliner", "--all", "show", "partition"]
+        return admin_output.parse_partition_limits(_good(self._run(argv, self._asking)).stdout)
 
     async def _update(self, name: str, *words: str) -> None:
         argv = ["scontrol", "update", f"nodename={name}", *words]

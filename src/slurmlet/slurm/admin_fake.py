@@ -27,6 +27,7 @@ class FakeAdmin:
         self.now_s = 1_700_000_000.0
         self.jobs: dict[JobId, QueuedJob] = {}
         self.nodes: dict[str, WorkerNode] = {}
+        self.limits: dict[str, int] = {}  # MaxNodes by partition
         self.hooks: dict[str, Hook] = {}
         self.calls: list[tuple[str, ...]] = []  # what was changed, in order
         self.killed: list[JobId] = []
@@ -109,6 +110,10 @@ class FakeAdmin:
     async def workers(self) -> list[WorkerNode]:
         await self._hook("workers")
         return list(self.nodes.values())
+
+    async def partition_limits(self) -> dict[str, int]:
+        await self._hook("partition_limits")
+        return dict(self.limits)
 
     async def drain(self, name: str, reason: str) -> None:
         node = await self._change("drain", name, reason)

@@ -154,6 +154,16 @@ def parse_workers(text: str) -> list[WorkerNode]:
     return [_worker(words) for words in map(_words, text.splitlines()) if words.get("NodeName")]
 
 
+def parse_partition_limits(text: str) -> dict[str, int]:
+    """MaxNodes in lines of `scontrol -o show partition`; one without a limit says UNLIMITED."""
+    lines = map(_words, text.splitlines())
+    return {
+        words["PartitionName"]: int(words["MaxNodes"])
+        for words in lines
+        if words.get("PartitionName") and words.get("MaxNodes", "").isdecimal()
+    }
+
+
 def _words(line: str) -> dict[str, str]:
     """Keys and values, which may have spaces. The first of a key counts: what people wrote in comments comes last."""
     keys = list(_KEY.finditer(line))

@@ -32,6 +32,9 @@ class RestAdmin:
     async def workers(self) -> list[WorkerNode]:
         return admin_rest_values.workers(await self._client.ask("GET", "slurm", "nodes/"))
 
+    async def partition_limits(self) -> dict[str, int]:
+        return admin_rest_values.partition_limits(await self._client.ask("GET", "slurm", "partitions/"))
+
     async def drain(self, name: str, reason: str) -> None:
         await self._update(name, {"state": ["DRAIN"], "reason": reason})
 

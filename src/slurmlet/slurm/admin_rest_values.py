@@ -114,5 +114,15 @@ def _worker(raw: Obj) -> WorkerNode:
     )
 
 
+def partition_limits(answer: Obj) -> dict[str, int]:
+    found = {
+        str(raw.get("name")): number(
+            (raw.get("maximums") or {}).get("nodes", raw.get("maximum_nodes_per_job"))
+        )
+        for raw in answer.get("partitions") or ()
+    }
+    return {name: int(limit) for name, limit in found.items() if limit is not None}
+
+
 def _count(raw: Any) -> int:
     return int(number(raw) or 0)

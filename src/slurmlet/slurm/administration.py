@@ -20,6 +20,9 @@ class SlurmAdmin(Protocol):
     async def workers(self) -> list[WorkerNode]:
         """Every node that slurmctld knows. Raises SlurmError, never an empty list because nobody answered."""
 
+    async def partition_limits(self) -> dict[str, int]:
+        """The most nodes that a job may have (MaxNodes), of the partitions that have such a limit."""
+
     async def drain(self, name: str, reason: str) -> None:
         """Let no new job start there; what runs goes on. An existing reason is overwritten: look at it before."""
 

@@ -87,7 +87,8 @@ def is_power_saving(obj: Obj) -> bool:
 
 def snapshot_of(sets: list[ReadSet], look: Look) -> Snapshot:
     facts = [one.facts() for one in sets]
-    return Snapshot(tuple(one for one in facts if one is not None), look.workers, look.jobs)
+    known = tuple(one for one in facts if one is not None)
+    return Snapshot(known, look.workers, look.jobs, partition_max_nodes=look.partition_limits)
 
 
 class AutoscalerController:

@@ -43,6 +43,7 @@ class Look:
     workers: tuple[WorkerNode, ...]
     at_s: float  # of the monotonic clock
     by_name: Mapping[str, WorkerNode] = field(default_factory=dict)
+    partition_limits: Mapping[str, int] = field(default_factory=dict)  # MaxNodes, where there is one
 
     def jobs_on(self, node: str) -> list[QueuedJob]:
         """Also suspended ones, of which the node's own state tells nothing."""
@@ -89,7 +90,8 @@ class SlurmLooks:
         at_s = self._clock()
         jobs = await admin.queue()
         workers = await admin.workers()
-        return Look(tuple(jobs), tuple(workers), at_s, {one.name: one for one in workers})
+        limits = await admin.partition_limits()
+        return Look(tuple(jobs), tuple(workers), at_s, {one.name: one for one in workers}, limits)
 
 
 class SlurmConnections:
