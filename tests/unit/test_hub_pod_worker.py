@@ -349,7 +349,7 @@ def test_a_pod_that_slurm_signalled_waits_for_its_reason(site: Site) -> None:
 def test_a_signalled_pod_that_slurm_says_nothing_of_is_failed_all_the_same(site: Site) -> None:
     uid, runner = running(site)
     runner.say("Done", "terminated", 143, {"reason": "Terminated", "message": "signalled"})
-    site.settle(40)
+    site.settle(60)
     assert site.phase(uid) == "Failed"
 
 

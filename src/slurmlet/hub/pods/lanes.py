@@ -25,8 +25,8 @@ from slurmlet.model.job_states import RUNNING, Fate, Stage
 from slurmlet.model.launch_mode import looks_free
 from slurmlet.slurm.interface import Slurm
 
-# How long a signalled pod may wait for Slurm to say why.
-_VERDICT_S = 20.0
+# How long a signalled pod may wait for Slurm to say why: longer than KillWait (30 s), for so long may a job be COMPLETING.
+_VERDICT_S = 45.0
 # Within that a runner has mostly dialled in, once its process was started.
 _DIALS_IN_S = 0.3
 

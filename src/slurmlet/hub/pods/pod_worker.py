@@ -47,8 +47,8 @@ Obj = dict[str, Any]
 _RETRY_S = 2.0
 _SOON_S = 0.3
 _FAULT_RETRY_S = 30.0
-# How long a signalled pod may wait for Slurm to say why.
-_VERDICT_S = 20.0
+# How long a signalled pod may wait for Slurm to say why: longer than KillWait (30 s), for so long may a job be COMPLETING.
+_VERDICT_S = 45.0
 
 
 class PodWorker:
