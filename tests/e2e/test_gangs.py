@@ -172,12 +172,19 @@ def test_a_hub_that_dies_meanwhile_asks_for_nothing_twice(
 
 
 def test_a_cancelled_allocation_fails_all_of_them(testbed: Testbed, kubectl: Kubectl) -> None:
+    # Not of a Job: its controller deletes what still runs as soon as the first has failed.
+    kubectl.apply(*(member(number, "sleep 3600", size=2) for number in range(2)))
+    eventually(lambda: phases(kubectl) == ["Running"] * 2, 90)
+    testbed.run(["scancel", queue(testbed, kubectl)[0][0]])
+    eventually(lambda: phases(kubectl) == ["Failed"] * 2, 90)
+    assert {one["status"]["reason"] for one in kubectl.get("pods")["items"]} == {"JobCancelled"}
+
+
+def test_a_cancelled_allocation_fails_its_kubernetes_job(testbed: Testbed, kubectl: Kubectl) -> None:
     kubectl.apply(job("broken", 2, "sleep 3600", small()))
     eventually(lambda: phases(kubectl) == ["Running"] * 2, 90)
     testbed.run(["scancel", queue(testbed, kubectl)[0][0]])
-    eventually(lambda: phases(kubectl) == ["Failed"] * 2)
-    assert {one["status"]["reason"] for one in pods_of(kubectl, "broken")} == {"JobCancelled"}
-    kubectl("wait", "--for=condition=failed", "job/broken", "--timeout=60s")
+    kubectl("wait", "--for=condition=failed", "job/broken", "--timeout=90s")
 
 
 def test_others_stay_out_of_a_gangs_nodes(kubectl: Kubectl) -> None:

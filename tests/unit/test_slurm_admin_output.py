@@ -295,6 +295,17 @@ async def with_slurmrestd(
     return asked
 
 
+LISTED = {"name": "w1", "state": ["IDLE", "DYNAMIC_NORM"]}
+
+
+def test_a_record_that_slurmrestd_does_not_list_is_deleted_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JWT", "token")
+    asked = asyncio.run(
+        with_slurmrestd(lambda _: (200, {"nodes": [LISTED], "errors": []}), lambda admin: admin.delete("w2"))
+    )
+    assert asked == ["GET /slurm/v0.0.42/nodes/"]
+
+
 def test_changes_of_a_node_through_slurmrestd(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JWT", "token")
 
@@ -304,12 +315,12 @@ def test_changes_of_a_node_through_slurmrestd(monkeypatch: pytest.MonkeyPatch) -
         await admin.set_address("w1", "10.0.0.1")
         await admin.delete("w1")
 
-    asked = asyncio.run(with_slurmrestd(lambda _: (200, {"errors": []}), work))
+    asked = asyncio.run(with_slurmrestd(lambda _: (200, {"nodes": [LISTED], "errors": []}), work))
     assert asked == [
         'POST /slurm/v0.0.42/node/w1 {"state": ["DRAIN"], "reason": "why"}',
         'POST /slurm/v0.0.42/node/w1 {"state": ["UNDRAIN"], "reason": ""}',
         'POST /slurm/v0.0.42/node/w1 {"address": ["10.0.0.1"]}',
-        "GET /slurm/v0.0.42/node/w1",
+        "GET /slurm/v0.0.42/nodes/",
         "DELETE /slurm/v0.0.42/node/w1",
     ]
 
@@ -337,7 +348,7 @@ def test_why_a_record_is_not_deleted_through_slurmrestd(
     errors = [{"error_number": number, "error": said}]
 
     def answer(request: web.Request) -> tuple[int, Any]:
-        return (500, {"errors": errors}) if request.method == "DELETE" else (200, {"nodes": []})
+        return (500, {"errors": errors}) if request.method == "DELETE" else (200, {"nodes": [LISTED]})
 
     asyncio.run(with_slurmrestd(answer, work))
     assert found == ([told] if told else [])
